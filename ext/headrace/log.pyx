@@ -1,0 +1,2248 @@
+# cython: freethreading_compatible=False
+"""The log: a segmented, append-only, memory-mapped file of records with checksums, synced in groups off the event loop.
+
+It knows nothing of protocols, subscriptions or sockets: it keeps records, says which of them are safe, and gives them
+back in order.
+
+A log directory holds
+
+    LOG                      what it is: version, id, when it was made (text)
+    LOCK                     held by the one process that writes
+    00000000000000000007.seg segments; the number in the name is never reused
+    aside/                   damaged segments as they were found, and tails that were cut
+
+A segment is one page of header and then records, each aligned to 8 bytes, little-endian:
+
+    0    8   magic "HEADRACE"
+    8    4   version
+    12   4   CRC-32C of bytes 16 to 63
+    16   16  log id
+    32   8   segment number
+    40   8   segment size
+    48   16  zero
+    128  8   readable end: 40 bits of position, 24 bits that check it; stored with release order
+    192  32  sync mark A: position u64, offset u64, count u64, CRC-32C u32, zero u32
+    224  32  sync mark B
+    the rest zero
+    4096     records: struct RecordHeader (log.pxd), [part count u32, part sizes u32...], headers, payload, zeros to 8
+
+The first record of a segment is CONTROL_OPEN, the last one CONTROL_SEAL. Each sync leaves a mark, written after the
+sync and into the slot that is not the newest: whatever a mark covers was on disk, so damage before it is damage, and
+what does not hold after it is a torn tail.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import time
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EEXIST, EIO, ENOMEM, errno as c_errno
+from libc.limits cimport INT_MAX
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset, strncpy
+from posix.fcntl cimport O_CREAT, O_EXCL, O_RDONLY, O_RDWR, open as c_open
+from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.stat cimport fstat, struct_stat
+from posix.unistd cimport close as c_close, unlink as c_unlink
+
+
+cdef extern from "<stdio.h>" nogil:
+    int c_rename "rename"(const char* old, const char* new)
+
+cdef extern from "<sys/file.h>" nogil:
+    int flock(int fd, int operation)
+    int LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN
+
+cdef extern from "<unistd.h>" nogil:
+    int ftruncate(int fd, int64_t length)
+
+cdef extern from "<time.h>" nogil:
+    ctypedef long time_t
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC, CLOCK_REALTIME
+    int clock_gettime(int clock, timespec* t)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, void*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec*)
+    int pthread_cond_signal(pthread_cond_t*)
+    int pthread_cond_broadcast(pthread_cond_t*)
+    int pthread_cond_destroy(pthread_cond_t*)
+    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
+    int pthread_join(pthread_t, void**)
+
+cdef extern from "platform.h" nogil:
+    uint64_t hr_load_acquire(const uint64_t* p)
+    void hr_store_release(uint64_t* p, uint64_t v)
+    int hr_load_int(const int* p)
+    void hr_store_int(int* p, int v)
+    int hr_swap_int(int* p, int v)
+    int hr_or_int(int* p, int v)
+    int64_t hr_now_us()
+    int hr_fdatasync(int fd)
+    int hr_sync_dir(const char* path)
+    int hr_fill(int fd, uint64_t start, uint64_t size)
+    void hr_prefault(void* base, size_t size)
+    int hr_wake_open(int* fds)
+    void hr_wake(int fd)
+    void hr_wake_clear(int fd)
+    void hr_wake_close(int* fds)
+
+cdef extern from "crc32c.h" nogil:
+    uint32_t (*hr_crc32c)(uint32_t state, const void* data, size_t n)
+    void hr_crc32c_setup(int hardware)
+
+hr_crc32c_setup(1)
+
+from headrace.errors import LogDamaged, LogError, LogFailed, LogFull, LogLocked, LogVersion
+
+VERSION = 1
+
+cdef enum:
+    FORMAT_VERSION = 1
+    AT_CRC = 12
+    AT_ID = 16
+    AT_NUMBER = 32
+    AT_SIZE = 40
+    AT_END = 128
+    AT_MARK = 192
+    MARK_BYTES = 32
+    STATIC_BYTES = 64
+    MIN_SEGMENT = 65536
+    DIR_ROOM = 4096
+    PATH_ROOM = 4160
+    LAZY_SYNC_US = 50000      # with sync "always", what nobody waits for is synced this much later at the latest
+    RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
+
+cdef enum Policy:
+    POLICY_ALWAYS = 0
+    POLICY_EVERY = 1
+    POLICY_INTERVAL = 2
+    POLICY_NONE = 3
+
+cdef struct Mark:
+    uint64_t position
+    uint64_t offset
+    uint64_t count
+    uint32_t crc
+    uint32_t zero
+
+cdef struct State:
+    pthread_mutex_t lock
+    pthread_cond_t sync_wanted
+    pthread_cond_t sync_done
+    pthread_cond_t prepare_wanted
+    pthread_t sync_thread
+    pthread_t prepare_thread
+    int sync_running
+    int prepare_running
+    int stop
+    int wake_fds[2]
+    int events                 # Event bits that nobody has fetched yet
+    # sync: the loop thread publishes, the sync thread covers
+    int policy
+    uint64_t every
+    int64_t lazy_us            # 0: never by itself
+    int sync_asked
+    int sync_lazy
+    int syncing                # the sync thread is at work on what it took under the lock
+    Segment* active
+    uint64_t active_end        # published position in active
+    uint64_t appended          # published offset
+    uint64_t synced_offset
+    uint64_t synced_lsn
+    Segment** sealed           # sealed segments whose last bytes no sync has covered
+    Py_ssize_t sealed_count
+    Py_ssize_t sealed_room
+    int failed                 # errno of the sync that failed; final
+    uint64_t syncs
+    uint64_t sync_us
+    uint64_t mark_count
+    # prepare: segments made ahead of need
+    Segment* pool[256]
+    int pool_count
+    int pool_target
+    Segment* recycle[256]
+    int recycle_count
+    int preparing              # one is being made right now
+    int may_create             # how many new files retention still allows
+    uint64_t next_number
+    int prepare_error          # errno of the last try, 0 after a success
+    uint64_t prepared_new
+    uint64_t prepared_recycled
+    uint64_t segment_bytes
+    uint8_t id[16]
+    char dir[4096]
+
+
+# --- bytes of the header page ---------------------------------------------------------------------------------------
+
+cdef inline uint64_t checked_end(uint64_t position, uint64_t number) noexcept nogil:
+    cdef uint64_t pair[2]
+    pair[0] = position
+    pair[1] = number
+    return position | (<uint64_t>(hr_crc32c(0xffffffff, pair, 16) & 0xffffff) << 40)
+
+
+cdef inline uint64_t readable_end(const uint8_t* base, uint64_t number) noexcept nogil:
+    """The published end, or 0 where its check bits do not hold."""
+    cdef uint64_t word = hr_load_acquire(<const uint64_t*>(base + AT_END))
+    cdef uint64_t position = word & ((<uint64_t>1 << 40) - 1)
+    return position if checked_end(position, number) == word else 0
+
+
+cdef uint32_t seed_of(const uint8_t* id, uint64_t number) noexcept nogil:
+    cdef uint32_t state = hr_crc32c(0xffffffff, id, 16)
+    return hr_crc32c(state, &number, 8)
+
+
+cdef void write_header(uint8_t* base, const uint8_t* id, uint64_t number, uint64_t size) noexcept nogil:
+    """A fresh header page: no records, no marks."""
+    memset(base, 0, SEGMENT_HEADER)
+    memcpy(base, b"HEADRACE", 8)
+    (<uint32_t*>(base + 8))[0] = FORMAT_VERSION
+    memcpy(base + AT_ID, id, 16)
+    (<uint64_t*>(base + AT_NUMBER))[0] = number
+    (<uint64_t*>(base + AT_SIZE))[0] = size
+    (<uint32_t*>(base + AT_CRC))[0] = hr_crc32c(0xffffffff, base + 16, STATIC_BYTES - 16)
+    hr_store_release(<uint64_t*>(base + AT_END), checked_end(SEGMENT_HEADER, number))
+
+
+cdef bint header_holds(const uint8_t* base, const uint8_t* id, uint64_t number) noexcept nogil:
+    return (
+        memcmp(base, b"HEADRACE", 8) == 0
+        and (<const uint32_t*>(base + 8))[0] == FORMAT_VERSION
+        and (<const uint32_t*>(base + AT_CRC))[0] == hr_crc32c(0xffffffff, base + 16, STATIC_BYTES - 16)
+        and memcmp(base + AT_ID, id, 16) == 0
+        and (<const uint64_t*>(base + AT_NUMBER))[0] == number
+    )
+
+
+cdef void write_mark(uint8_t* base, uint32_t seed, uint64_t position, uint64_t offset, uint64_t count) noexcept nogil:
+    """Into the slot that the newest mark does not use, so that a torn write loses only itself."""
+    cdef Mark mark
+    memset(&mark, 0, sizeof(Mark))
+    mark.position = position
+    mark.offset = offset
+    mark.count = count
+    mark.crc = hr_crc32c(seed, &mark, 24)
+    memcpy(base + AT_MARK + MARK_BYTES * (count & 1), &mark, sizeof(Mark))
+
+
+cdef int mark_state(const uint8_t* base, uint32_t seed, int slot, Mark* out) noexcept nogil:
+    """1: a mark, 0: never written, -1: bytes that are neither."""
+    cdef Mark empty
+    memset(&empty, 0, sizeof(Mark))
+    memcpy(out, base + AT_MARK + MARK_BYTES * slot, sizeof(Mark))
+    if memcmp(out, &empty, sizeof(Mark)) == 0:
+        return 0
+    return 1 if out.crc == hr_crc32c(seed, out, 24) and out.zero == 0 else -1
+
+
+cdef uint64_t marked_position(const uint8_t* base, uint32_t seed) noexcept nogil:
+    cdef Mark mark
+    cdef uint64_t best = 0
+    cdef int slot
+    for slot in range(2):
+        if mark_state(base, seed, slot, &mark) == 1 and mark.position > best:
+            best = mark.position
+    return best
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+cdef inline bint record_holds(const uint8_t* base, uint64_t position, uint64_t limit, uint32_t seed) noexcept nogil:
+    """Whether a whole record with a right checksum stands at `position`; its length is bounded before it is believed."""
+    cdef const RecordHeader* record
+    cdef uint64_t whole, fixed
+    if position + RECORD_HEADER > limit:
+        return False
+    record = <const RecordHeader*>(base + position)
+    whole = padded(record.length)
+    if record.length < RECORD_HEADER or whole > limit - position:
+        return False
+    if record.crc != hr_crc32c(seed, <const uint8_t*>record + 4, whole - 4):
+        return False
+    fixed = RECORD_HEADER + <uint64_t>record.headers_len
+    if record.flags & FLAG_PARTS:
+        if record.length < RECORD_HEADER + 4:
+            return False
+        fixed += 4 + 4 * <uint64_t>(<const uint32_t*>(<const uint8_t*>record + RECORD_HEADER))[0]
+    return fixed <= record.length
+
+
+cdef struct Scan:
+    uint64_t end               # where the first record that does not hold would begin
+    uint64_t first_offset
+    uint64_t next_offset
+    uint64_t records
+    int64_t last_time
+    int sealed
+
+
+cdef void scan_records(const uint8_t* base, uint64_t size, uint32_t seed, uint64_t start, Scan* scan) noexcept nogil:
+    """Walks whole, valid, continuous records from `start`; `scan` carries what came before (next_offset 0 with records 0
+    means: believe the first one)."""
+    cdef const RecordHeader* record
+    cdef uint64_t position = start
+    scan.sealed = 0
+    while record_holds(base, position, size, seed):
+        record = <const RecordHeader*>(base + position)
+        if scan.records == 0:
+            scan.first_offset = scan.next_offset = record.offset
+        elif record.offset != scan.next_offset:
+            break
+        scan.records += 1
+        if record.flags & FLAG_CONTROL:
+            if record.kind == CONTROL_GAP:
+                scan.next_offset += record.correlation
+        else:
+            scan.next_offset += 1
+        if record.time > scan.last_time:
+            scan.last_time = record.time
+        position += padded(record.length)
+        if record.flags & FLAG_CONTROL and record.kind == CONTROL_SEAL:
+            scan.sealed = 1
+            break
+        if position == size:
+            scan.sealed = 1
+            break
+    scan.end = position
+
+
+cdef uint64_t find_record(const uint8_t* base, uint64_t size, uint32_t seed, uint64_t start, uint64_t offset) noexcept nogil:
+    """The next position at or after `start` where a valid record stands that may follow `offset`, or 0.
+
+    Payloads can look like headers, so a checksum is only computed where the offset fits, and not without bound.
+    """
+    cdef uint64_t position = start
+    cdef uint64_t budget = 16 * size
+    cdef uint64_t whole
+    cdef const RecordHeader* record
+    while position + RECORD_HEADER <= size:
+        record = <const RecordHeader*>(base + position)
+        whole = padded(record.length)
+        if (
+            record.offset >= offset and record.offset - offset < (<uint64_t>1 << 32)
+            and record.length >= RECORD_HEADER and whole <= size - position
+        ):
+            if whole > budget:
+                return 0
+            budget -= whole
+            if record_holds(base, position, size, seed):
+                return position
+        position += 8
+    return 0
+
+
+# --- the two threads ------------------------------------------------------------------------------------------------
+
+cdef void deadline_in(timespec* t, int64_t us) noexcept nogil:
+    clock_gettime(CLOCK_REALTIME, t)
+    us += t.tv_nsec // 1000
+    t.tv_sec += us // 1000000
+    t.tv_nsec = (us % 1000000) * 1000
+
+
+cdef inline void raise_event(State* st, int bit) noexcept nogil:
+    if not (hr_or_int(&st.events, bit) & bit):
+        hr_wake(st.wake_fds[1])
+
+
+cdef void* sync_main(void* arg) noexcept nogil:
+    """Group commit: whatever was published while one fdatasync ran is covered by the next one."""
+    cdef State* st = <State*>arg
+    cdef Segment* active
+    cdef Segment* segment
+    cdef uint64_t offset, end
+    cdef Py_ssize_t i, sealed
+    cdef timespec until
+    cdef int error
+    cdef int64_t began
+    pthread_mutex_lock(&st.lock)
+    while True:
+        while not st.stop and not hr_load_int(&st.sync_asked):
+            if hr_load_int(&st.sync_lazy) and st.lazy_us:
+                deadline_in(&until, st.lazy_us)
+                if pthread_cond_timedwait(&st.sync_wanted, &st.lock, &until) != 0:
+                    break
+            else:
+                pthread_cond_wait(&st.sync_wanted, &st.lock)
+        if st.stop and not hr_load_int(&st.sync_asked):
+            break
+        hr_store_int(&st.sync_asked, 0)
+        hr_store_int(&st.sync_lazy, 0)
+        if st.failed:
+            pthread_cond_broadcast(&st.sync_done)
+            continue
+        active = st.active
+        offset = hr_load_acquire(&st.appended)        # before the end: the end then covers at least this offset
+        end = hr_load_acquire(&st.active_end)
+        sealed = st.sealed_count
+        if ((active.number << 40) | end) == st.synced_lsn and sealed == 0:
+            pthread_cond_broadcast(&st.sync_done)
+            continue
+        st.syncing = 1
+        pthread_mutex_unlock(&st.lock)
+
+        error = 0
+        began = hr_now_us()
+        for i in range(sealed):
+            segment = st.sealed[i]                     # only appended to while `syncing`, and never moved below `sealed`
+            if hr_fdatasync(segment.fd) != 0:
+                error = c_errno
+                break
+            st.mark_count += 1
+            write_mark(segment.base, segment.seed, segment.end, segment.end_offset, st.mark_count)
+        if not error and hr_fdatasync(active.fd) != 0:
+            error = c_errno
+        if not error:
+            st.mark_count += 1
+            write_mark(active.base, active.seed, end, offset, st.mark_count)
+
+        pthread_mutex_lock(&st.lock)
+        st.syncing = 0
+        st.syncs += 1
+        st.sync_us += <uint64_t>(hr_now_us() - began)
+        if error:
+            st.failed = error
+            raise_event(st, EVENT_FAILED)
+        else:
+            for i in range(sealed, st.sealed_count):
+                st.sealed[i - sealed] = st.sealed[i]
+            st.sealed_count -= sealed
+            hr_store_release(&st.synced_lsn, (active.number << 40) | end)
+            hr_store_release(&st.synced_offset, offset)
+            raise_event(st, EVENT_SAFE)
+        pthread_cond_broadcast(&st.sync_done)
+    pthread_mutex_unlock(&st.lock)
+    return NULL
+
+
+cdef void segment_path(State* st, uint64_t number, char* out) noexcept nogil:
+    snprintf(out, PATH_ROOM, b"%s/%020llu.seg", st.dir, <unsigned long long>number)
+
+
+cdef void free_segment(Segment* segment) noexcept nogil:
+    if segment.base != NULL:
+        munmap(segment.base, segment.size)
+    if segment.fd >= 0:
+        c_close(segment.fd)
+    free(segment)
+
+
+cdef Segment* new_segment(State* st, uint64_t number, int fd, uint64_t size) noexcept nogil:
+    """Maps an open file; owns `fd` from here on, also when it fails."""
+    cdef Segment* segment = <Segment*>calloc(1, sizeof(Segment))
+    if segment == NULL:
+        c_close(fd)
+        return NULL
+    segment.number = number
+    segment.fd = fd
+    segment.size = size
+    segment.seed = seed_of(st.id, number)
+    segment.end = SEGMENT_HEADER
+    segment.base = <uint8_t*>mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if <void*>segment.base == MAP_FAILED:
+        segment.base = NULL
+        free_segment(segment)
+        return NULL
+    return segment
+
+
+cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept nogil:
+    """A new file under its final name, allocated, zeroed, synced and faulted in."""
+    cdef char path[PATH_ROOM]
+    cdef char temporary[PATH_ROOM]
+    cdef uint8_t* page
+    cdef Segment* segment
+    cdef int fd
+    segment_path(st, number, path)
+    snprintf(temporary, PATH_ROOM, b"%s/prepare.tmp", st.dir)
+    c_unlink(temporary)
+    fd = c_open(temporary, O_CREAT | O_EXCL | O_RDWR, 0o600)
+    if fd < 0:
+        error[0] = c_errno
+        return NULL
+    error[0] = hr_fill(fd, 0, st.segment_bytes)
+    if error[0]:
+        c_close(fd)
+        c_unlink(temporary)
+        return NULL
+    segment = new_segment(st, number, fd, st.segment_bytes)
+    if segment == NULL:
+        error[0] = ENOMEM
+        c_unlink(temporary)
+        return NULL
+    write_header(segment.base, st.id, number, segment.size)
+    if hr_fdatasync(fd) != 0 or c_rename(temporary, path) != 0 or hr_sync_dir(st.dir) != 0:
+        error[0] = c_errno
+        free_segment(segment)
+        c_unlink(temporary)
+        return NULL
+    hr_prefault(segment.base, segment.size)
+    return segment
+
+
+cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noexcept nogil:
+    """A retired file under a new number, or NULL where it had to be unlinked (a reader holds it, or it has another size)."""
+    cdef char old[PATH_ROOM]
+    cdef char path[PATH_ROOM]
+    segment_path(st, segment.number, old)
+    if segment.size != st.segment_bytes or flock(segment.fd, LOCK_EX | LOCK_NB) != 0:
+        c_unlink(old)
+        free_segment(segment)
+        return NULL
+    segment_path(st, number, path)
+    # The new name must be on disk before the first byte changes: else a power cut could leave an old name on new bytes.
+    if c_rename(old, path) != 0 or hr_sync_dir(st.dir) != 0:
+        c_unlink(old)
+        c_unlink(path)
+        free_segment(segment)
+        return NULL
+    write_header(segment.base, st.id, number, segment.size)
+    if hr_fdatasync(segment.fd) != 0:
+        c_unlink(path)
+        free_segment(segment)
+        return NULL
+    flock(segment.fd, LOCK_UN)
+    segment.number = number
+    segment.seed = seed_of(st.id, number)
+    segment.end = SEGMENT_HEADER
+    segment.first_offset = segment.end_offset = 0
+    segment.last_time = 0
+    segment.sealed = 0
+    segment.index = NULL
+    hr_prefault(segment.base, segment.size)
+    return segment
+
+
+cdef void* prepare_main(void* arg) noexcept nogil:
+    """Keeps the pool of prepared segments full, so that a full disk is an error here and never in the middle of a write."""
+    cdef State* st = <State*>arg
+    cdef Segment* old
+    cdef Segment* segment
+    cdef uint64_t number
+    cdef timespec until
+    cdef int error, recycled, i
+    pthread_mutex_lock(&st.lock)
+    while not st.stop:
+        if st.pool_count >= st.pool_target or (st.recycle_count == 0 and st.may_create <= 0):
+            pthread_cond_wait(&st.prepare_wanted, &st.lock)
+            continue
+        old = NULL
+        if st.recycle_count:
+            # Oldest first: what a crash leaves is then a run of segments without a hole.
+            old = st.recycle[0]
+            st.recycle_count -= 1
+            for i in range(st.recycle_count):
+                st.recycle[i] = st.recycle[i + 1]
+        else:
+            st.may_create -= 1
+        number = st.next_number
+        st.next_number += 1
+        st.preparing = 1
+        pthread_mutex_unlock(&st.lock)
+        error = recycled = 0
+        segment = NULL
+        if old != NULL:
+            segment = recycle_segment(st, old, number)
+            recycled = segment != NULL
+        if segment == NULL:
+            segment = create_segment(st, number, &error)
+        pthread_mutex_lock(&st.lock)
+        st.preparing = 0
+        st.prepare_error = error
+        if segment != NULL:
+            if recycled:
+                st.prepared_recycled += 1
+            else:
+                st.prepared_new += 1
+            st.pool[st.pool_count] = segment
+            hr_store_int(&st.pool_count, st.pool_count + 1)
+            raise_event(st, EVENT_SPACE)
+        else:
+            st.next_number -= 1
+            st.may_create += 1
+            raise_event(st, EVENT_SPACE)
+            if not st.stop:
+                deadline_in(&until, RETRY_PREPARE_US)
+                pthread_cond_timedwait(&st.prepare_wanted, &st.lock, &until)
+    pthread_mutex_unlock(&st.lock)
+    return NULL
+
+
+# --- what Python sees -----------------------------------------------------------------------------------------------
+
+SegmentInfo = namedtuple("SegmentInfo", "number path first_offset end_offset bytes sealed marked")
+SegmentInfo.__doc__ = "One segment: how far its records reach (`bytes`) and how far a sync mark covers them (`marked`)."
+Damage = namedtuple("Damage", "segment position offset lost reason")
+Damage.__doc__ = "A place that does not hold: segment number, position, the offset expected there, offsets lost, and why."
+Recovery = namedtuple("Recovery", "segments records seconds cut_segment cut_position cut_bytes cut_records damage")
+Recovery.__doc__ = "What opening found: how much was read, the torn tail that was cut (0 bytes: none), and the damage."
+Record = namedtuple(
+    "Record",
+    "offset time topic topic_name protocol kind flags origin origin_name correlation headers parts payload control "
+    "segment position",
+)
+Record.__doc__ = "One record as `headrace log dump` shows it; `control` ones have no offset of their own."
+
+CONTROL_NAMES = {
+    CONTROL_OPEN: "open", CONTROL_SEAL: "seal", CONTROL_TOPIC: "topic", CONTROL_ORIGIN: "origin", CONTROL_GAP: "gap",
+    CONTROL_CURSOR: "cursor",
+}
+
+
+def crc32c(data, uint32_t state=0xffffffff, bint portable=False):
+    """CRC-32C register over `data`; `portable` uses the implementation for CPUs without an instruction for it."""
+    cdef const uint8_t[::1] view = data
+    cdef uint32_t answer
+    hr_crc32c_setup(0 if portable else 1)
+    answer = hr_crc32c(state, &view[0] if view.shape[0] else NULL, view.shape[0])
+    hr_crc32c_setup(1)
+    return answer
+
+
+def parse_sync(str text):
+    """A sync policy, taken apart: ("always", 0), ("every", N), ("interval", milliseconds), ("none", 0)."""
+    name, colon, number = text.partition(":")
+    if name in ("always", "none") and not colon:
+        return name, 0
+    if name in ("every", "interval") and number.isdecimal() and 0 < int(number) <= 1_000_000_000:
+        return name, int(number)
+    raise ValueError(f"sync policy {text!r}: expected always, every:N, interval:MS or none")
+
+
+def segment_name(uint64_t number):
+    return f"{number:020d}.seg"
+
+
+def list_segments(path):
+    """Segment numbers in a log directory, ascending."""
+    numbers = []
+    for name in os.listdir(path):
+        if len(name) == 24 and name.endswith(".seg") and name[:20].isdecimal():
+            numbers.append(int(name[:20]))
+    return sorted(numbers)
+
+
+def read_identity(path):
+    """The LOG file of a log directory: {"version", "id", "made"}; raises where this is not one, or a newer one."""
+    file = os.path.join(path, "LOG")
+    try:
+        with open(file, encoding="utf-8") as f:
+            identity = json.load(f)
+        version = int(identity["version"])
+        if version != VERSION:
+            raise LogVersion(f"{file}: log format version {version}; this headrace reads version {VERSION}")
+        if len(bytes.fromhex(identity["id"])) != 16:
+            raise ValueError("id is not 16 bytes")
+    except FileNotFoundError:
+        raise LogError(f"{path} is not a headrace log: it has no LOG file") from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise LogDamaged(f"{file}: not a log's identity ({e})") from None
+    return identity
+
+
+def _write_identity(path):
+    identity = {"version": VERSION, "id": secrets.token_hex(16), "made": int(time.time())}
+    temporary = os.path.join(path, "LOG.tmp")
+    with open(temporary, "w", encoding="utf-8") as f:
+        f.write(json.dumps(identity) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.rename(temporary, os.path.join(path, "LOG"))
+    directory = os.open(path, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    return identity
+
+
+cdef class Keeper:
+    cdef int carry(self, Segment* segment, int64_t now) except -1:
+        return 1
+
+    cdef int retired(self, Segment* segment) except -1:
+        return 0
+
+
+cdef class Log:
+    """The writer's side of a log directory. One thread appends; two others sync and prepare segments.
+
+    `sync` is the policy, `retention_bytes` and `retention_seconds` how much is kept, `on_full` whether a cursor that is
+    behind holds back retention ("block") or is overrun ("drop_oldest").
+    """
+
+    def __cinit__(self):
+        self.lock_fd = -1
+        self.st = <State*>calloc(1, sizeof(State))
+        if self.st == NULL:
+            raise MemoryError
+        self.st.wake_fds[0] = self.st.wake_fds[1] = -1
+
+    def __init__(self, path, *, str sync="always", uint64_t segment_bytes=64 << 20, int pool_segments=3,
+                 uint64_t retention_bytes=4 << 30, double retention_seconds=0, str on_full="block"):
+        cdef State* st = self.st
+        if segment_bytes < MIN_SEGMENT or segment_bytes > MAX_SEGMENT or segment_bytes % 4096:
+            raise ValueError(f"segment_bytes must be a multiple of 4096 from {MIN_SEGMENT} to {MAX_SEGMENT}")
+        if not 1 <= pool_segments <= 128:
+            raise ValueError("pool_segments must be from 1 to 128")
+        if on_full not in ("block", "drop_oldest"):
+            raise ValueError(f"on_full {on_full!r}: expected block or drop_oldest")
+        policy, number = parse_sync(sync)
+        self.path = os.path.abspath(os.fspath(path))
+        encoded = os.fsencode(self.path)
+        if len(encoded) >= DIR_ROOM:
+            raise LogError(f"the path of the log is too long: {self.path}")
+        self.sync = sync
+        self.retention_seconds = retention_seconds
+        self.drop_oldest = on_full == "drop_oldest"
+        self.cursors_ = {}
+        self.holds_ = {}
+        self.keeper = Keeper()
+        st.policy = {"always": POLICY_ALWAYS, "every": POLICY_EVERY, "interval": POLICY_INTERVAL, "none": POLICY_NONE}[policy]
+        st.every = number if st.policy == POLICY_EVERY else 0
+        st.lazy_us = LAZY_SYNC_US if st.policy == POLICY_ALWAYS else number * 1000 if st.policy == POLICY_INTERVAL else 0
+        st.segment_bytes = segment_bytes
+        st.pool_target = pool_segments
+        self.max_segments = max(<Py_ssize_t>(retention_bytes // segment_bytes), pool_segments + 2)
+        self.max_record = segment_bytes // 2
+        strncpy(st.dir, encoded, DIR_ROOM - 1)
+        self.names_room = 1024
+        self.names = <Name*>calloc(self.names_room, sizeof(Name))
+        self.names_count = 1
+        self.names_mask = 4095
+        self.names_hash = <uint32_t*>calloc(self.names_mask + 1, sizeof(uint32_t))
+        self.next_origin = 1
+        if self.names == NULL or self.names_hash == NULL:
+            raise MemoryError
+        pthread_mutex_init(&st.lock, NULL)
+        pthread_cond_init(&st.sync_wanted, NULL)
+        pthread_cond_init(&st.sync_done, NULL)
+        pthread_cond_init(&st.prepare_wanted, NULL)
+        if hr_wake_open(st.wake_fds) != 0:
+            raise OSError(c_errno, "cannot make an event descriptor")
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        self._lock_directory()
+        try:
+            self._recover()
+            self._start()
+        except BaseException:
+            self._release()
+            raise
+
+    def _lock_directory(self):
+        file = os.path.join(self.path, "LOCK")
+        self.lock_fd = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
+        if flock(self.lock_fd, LOCK_EX | LOCK_NB) != 0:
+            holder = os.read(self.lock_fd, 64).decode(errors="replace").strip()
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+            raise LogLocked(f"{self.path} is in use by another process" + (f" (pid {holder})" if holder else ""))
+        os.ftruncate(self.lock_fd, 0)
+        os.pwrite(self.lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _recover(self):
+        """Reads every segment, repairs what must be repaired, and leaves `segments_` and the pool as they were."""
+        cdef State* st = self.st
+        cdef Segment* segment
+        cdef Segment* last
+        cdef Py_ssize_t i
+        began = time.monotonic()
+        if os.path.exists(os.path.join(self.path, "LOG")):
+            identity = read_identity(self.path)
+        elif list_segments(self.path):
+            raise LogDamaged(f"{self.path} has segments but no LOG file, so their log is unknown")
+        else:
+            identity = _write_identity(self.path)
+        self.id = bytes.fromhex(identity["id"])
+        memcpy(st.id, PyBytes_AS_STRING(self.id), 16)
+        temporary = os.path.join(self.path, "prepare.tmp")
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+        opener = _Opening(self)
+        opener.read()
+        opener.repair()
+        st.next_number = opener.next_number
+        self.recovery = Recovery(
+            self.segments_count, opener.records, time.monotonic() - began, opener.cut_segment, opener.cut_position,
+            opener.cut_bytes, opener.cut_records, tuple(opener.damage),
+        )
+
+    def _start(self):
+        """Gives the log a segment to append to and starts its threads."""
+        cdef State* st = self.st
+        cdef Segment* segment
+        cdef int error = 0
+        cdef int rc
+        if self.segments_count and not self.segments_[self.segments_count - 1].sealed:
+            segment = self.segments_[self.segments_count - 1]
+            self.active = segment
+            self.position = segment.end
+            hr_store_release(<uint64_t*>(segment.base + AT_END), checked_end(segment.end, segment.number))
+        else:
+            if st.pool_count:
+                segment = st.pool[0]
+                st.pool_count -= 1
+                for i in range(st.pool_count):
+                    st.pool[i] = st.pool[i + 1]
+            else:
+                with nogil:
+                    segment = create_segment(st, st.next_number, &error)
+                if segment == NULL:
+                    raise LogError(f"cannot make a segment in {self.path}: {os.strerror(error)}")
+                st.next_number += 1
+            self._activate(segment)
+        st.active = self.active
+        self._mark_published()
+        st.synced_lsn = 0
+        if hr_fdatasync(self.active.fd) != 0:
+            raise LogError(f"cannot sync {self.path}: {os.strerror(c_errno)}")
+        self._plan()
+        self.open = True
+        if pthread_create(&st.sync_thread, NULL, sync_main, st) != 0:
+            raise LogError("cannot start the sync thread")
+        st.sync_running = 1
+        if pthread_create(&st.prepare_thread, NULL, prepare_main, st) != 0:
+            raise LogError("cannot start the prepare thread")
+        st.prepare_running = 1
+        self.sync_now()
+
+    cdef int _activate(self, Segment* segment) except -1:
+        cdef RecordHeader* record
+        if self.add_segment(segment) != 0:
+            raise MemoryError
+        self.active = segment
+        self.position = SEGMENT_HEADER
+        segment.first_offset = segment.end_offset = self.next_offset
+        if self.append_control(CONTROL_OPEN, 0, 0, 0, 0, NULL, 0, NULL, 0, hr_now_us()) != APPEND_OK:
+            raise LogError("a fresh segment has no room for its first record")
+        return 0
+
+    cdef void _mark_published(self) noexcept nogil:
+        hr_store_release(<uint64_t*>(self.active.base + AT_END), checked_end(self.position, self.active.number))
+        hr_store_release(&self.st.active_end, self.position)
+        hr_store_release(&self.st.appended, self.next_offset)
+        self.published_ = (self.active.number << 40) | self.position
+
+    cdef int add_segment(self, Segment* segment) noexcept nogil:
+        cdef Segment** grown
+        if self.segments_count == self.segments_room:
+            self.segments_room = self.segments_room * 2 + 16
+            grown = <Segment**>realloc(self.segments_, self.segments_room * sizeof(Segment*))
+            if grown == NULL:
+                return -1
+            self.segments_ = grown
+        self.segments_[self.segments_count] = segment
+        self.segments_count += 1
+        return 0
+
+    # --- appending ---------------------------------------------------------------------------------------------------
+
+    cdef RecordHeader* reserve(self, uint64_t length, bint control) noexcept nogil:
+        """Room for one record of `length` bytes in the active segment, rolling to the next one as needed; NULL: full.
+
+        Room for the closing CONTROL_SEAL is always kept. While no segment is prepared a part of the active one is kept
+        for control records, so that acknowledgements still work and a full log can drain.
+        """
+        cdef uint64_t whole = padded(length)
+        cdef uint64_t kept = RECORD_HEADER
+        if not control and hr_load_int(&self.st.pool_count) == 0:
+            kept += self.active.size >> 4
+        if self.position + whole + kept > self.active.size:
+            if self.roll() != 0:
+                return NULL
+            if not control and hr_load_int(&self.st.pool_count) == 0:
+                kept = RECORD_HEADER + (self.active.size >> 4)
+            else:
+                kept = RECORD_HEADER
+            if self.position + whole + kept > self.active.size:
+                return NULL
+        return <RecordHeader*>(self.active.base + self.position)
+
+    cdef void finish(self, RecordHeader* record, uint64_t whole) noexcept nogil:
+        record.crc = hr_crc32c(self.active.seed, <uint8_t*>record + 4, whole - 4)
+        self.position += whole
+        self.active.end = self.position
+        self.appended_bytes += whole
+
+    cdef int roll(self) noexcept nogil:
+        """Seals the active segment and opens the next prepared one; -1 where there is none."""
+        cdef State* st = self.st
+        cdef Segment* old = self.active
+        cdef Segment* fresh
+        cdef Segment** grown
+        cdef RecordHeader* record
+        cdef int i
+        if hr_load_int(&st.pool_count) == 0:
+            return -1
+        if self.segments_count == self.segments_room:
+            grown = <Segment**>realloc(self.segments_, (self.segments_room * 2 + 16) * sizeof(Segment*))
+            if grown == NULL:
+                return -1
+            self.segments_ = grown
+            self.segments_room = self.segments_room * 2 + 16
+        pthread_mutex_lock(&st.lock)
+        if st.sealed_count == st.sealed_room:
+            if st.syncing:
+                # The sync thread reads the array without the lock: give it a larger one only between two syncs.
+                pthread_cond_wait(&st.sync_done, &st.lock)
+            if st.sealed_count == st.sealed_room:
+                grown = <Segment**>realloc(st.sealed, (st.sealed_room * 2 + 64) * sizeof(Segment*))
+                if grown == NULL:
+                    pthread_mutex_unlock(&st.lock)
+                    return -1
+                st.sealed = grown
+                st.sealed_room = st.sealed_room * 2 + 64
+        fresh = st.pool[0]
+        hr_store_int(&st.pool_count, st.pool_count - 1)
+        for i in range(st.pool_count):
+            st.pool[i] = st.pool[i + 1]
+
+        record = <RecordHeader*>(old.base + self.position)
+        memset(record, 0, RECORD_HEADER)
+        record.length = RECORD_HEADER
+        record.offset = self.next_offset
+        record.time = self.last_time
+        record.kind = CONTROL_SEAL
+        record.flags = FLAG_CONTROL
+        record.crc = hr_crc32c(old.seed, <uint8_t*>record + 4, RECORD_HEADER - 4)
+        old.end = self.position + RECORD_HEADER
+        old.end_offset = self.next_offset
+        old.last_time = self.last_time
+        old.sealed = 1
+        hr_store_release(<uint64_t*>(old.base + AT_END), checked_end(old.end, old.number))
+        st.sealed[st.sealed_count] = old
+        st.sealed_count += 1
+
+        self.segments_[self.segments_count] = fresh
+        self.segments_count += 1
+        self.active = fresh
+        self.position = SEGMENT_HEADER
+        fresh.first_offset = fresh.end_offset = self.next_offset
+        record = <RecordHeader*>(fresh.base + SEGMENT_HEADER)
+        memset(record, 0, RECORD_HEADER)
+        record.length = RECORD_HEADER
+        record.offset = self.next_offset
+        record.time = self.last_time
+        record.kind = CONTROL_OPEN
+        record.flags = FLAG_CONTROL
+        self.finish(record, RECORD_HEADER)
+        st.active = fresh
+        self._mark_published()
+        pthread_cond_signal(&st.prepare_wanted)
+        pthread_mutex_unlock(&st.lock)
+        raise_event(st, EVENT_SPACE)      # the loop's turn to retire old segments
+        return 0
+
+    cdef int append_message(self, Message* m) noexcept nogil:
+        """One message; it is readable after make_readable(). The caller's bytes are copied once, into the mapping."""
+        cdef RecordHeader* record
+        cdef uint8_t* body
+        cdef uint64_t length = RECORD_HEADER + <uint64_t>m.headers_len + m.payload_len
+        cdef uint64_t whole
+        if m.parts_count:
+            length += 4 + 4 * <uint64_t>m.parts_count
+        if length > self.max_record:
+            return APPEND_TOO_LARGE
+        if self.st.failed:
+            return APPEND_FAILED
+        record = self.reserve(length, False)
+        if record == NULL:
+            self.refused_full += 1
+            return APPEND_FULL
+        # Names come before their first use in a segment; they may fill it, so the room is looked for again after them.
+        while self.names[m.topic].written != self.active.number or (
+            m.origin != NULL and m.origin.written != self.active.number
+        ):
+            if self.names[m.topic].written != self.active.number:
+                if self.write_name(m.topic, m.now) != 0:
+                    return APPEND_FULL
+            if m.origin != NULL and m.origin.written != self.active.number:
+                if self.write_origin(m.origin, m.now) != 0:
+                    return APPEND_FULL
+            record = self.reserve(length, False)
+            if record == NULL:
+                self.refused_full += 1
+                return APPEND_FULL
+        if m.now > self.last_time:
+            self.last_time = m.now
+        whole = padded(length)
+        (<uint64_t*>(<uint8_t*>record + whole - 8))[0] = 0
+        record.length = <uint32_t>length
+        record.offset = self.next_offset
+        record.time = self.last_time
+        record.correlation = m.correlation
+        record.topic = m.topic
+        record.origin = m.origin.id if m.origin != NULL else 0
+        record.protocol = m.protocol
+        record.kind = m.kind
+        record.flags = m.flags
+        record.headers_len = m.headers_len
+        body = <uint8_t*>record + RECORD_HEADER
+        if m.parts_count:
+            record.flags |= FLAG_PARTS
+            (<uint32_t*>body)[0] = m.parts_count
+            memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
+            body += 4 + 4 * <size_t>m.parts_count
+        if m.headers_len:
+            memcpy(body, m.headers, m.headers_len)
+            body += m.headers_len
+        if m.payload_len:
+            memcpy(body, m.payload, m.payload_len)
+        m.offset = self.next_offset
+        m.position = self.position
+        m.segment = self.active
+        self.finish(record, whole)
+        self.next_offset += 1
+        self.active.end_offset = self.next_offset
+        self.active.last_time = self.last_time
+        self.appended_records += 1
+        return APPEND_OK
+
+    cdef int append_control(self, uint8_t kind, uint32_t topic, uint32_t origin, uint64_t correlation, uint16_t flags,
+                            const uint8_t* headers, uint32_t headers_len,
+                            const uint8_t* payload, uint64_t payload_len, int64_t now) noexcept nogil:
+        cdef RecordHeader* record
+        cdef uint64_t length = RECORD_HEADER + <uint64_t>headers_len + payload_len
+        cdef uint64_t whole = padded(length)
+        if length > self.max_record:
+            return APPEND_TOO_LARGE
+        if self.st.failed:
+            return APPEND_FAILED
+        record = self.reserve(length, True)
+        if record == NULL:
+            return APPEND_FULL
+        if now > self.last_time:
+            self.last_time = now
+        (<uint64_t*>(<uint8_t*>record + whole - 8))[0] = 0
+        record.length = <uint32_t>length
+        record.offset = self.next_offset
+        record.time = self.last_time
+        record.correlation = correlation
+        record.topic = topic
+        record.origin = origin
+        record.protocol = 0
+        record.kind = kind
+        record.flags = flags | FLAG_CONTROL
+        record.headers_len = headers_len
+        if headers_len:
+            memcpy(<uint8_t*>record + RECORD_HEADER, headers, headers_len)
+        if payload_len:
+            memcpy(<uint8_t*>record + RECORD_HEADER + headers_len, payload, payload_len)
+        self.finish(record, whole)
+        return APPEND_OK
+
+    cdef int write_name(self, uint32_t topic, int64_t now) noexcept nogil:
+        cdef Name* name = &self.names[topic]
+        cdef int rc = self.append_control(CONTROL_TOPIC, topic, 0, 0, 0, NULL, 0, <const uint8_t*>name.text, name.length, now)
+        if rc == APPEND_OK:
+            name.written = self.active.number
+        return rc
+
+    cdef int write_origin(self, Origin* origin, int64_t now) noexcept nogil:
+        cdef int rc = self.append_control(
+            CONTROL_ORIGIN, 0, origin.id, 0, 0, NULL, 0, <const uint8_t*>origin.text, origin.text_len, now)
+        if rc == APPEND_OK:
+            origin.written = self.active.number
+        return rc
+
+    cdef void make_readable(self) noexcept nogil:
+        """Publishes what was appended, once a batch, and asks for the sync that the policy wants."""
+        cdef State* st = self.st
+        if self.published_ == ((self.active.number << 40) | self.position):
+            return
+        self._mark_published()
+        if st.lazy_us:
+            if not hr_load_int(&st.sync_lazy):
+                pthread_mutex_lock(&st.lock)
+                hr_store_int(&st.sync_lazy, 1)
+                pthread_cond_signal(&st.sync_wanted)
+                pthread_mutex_unlock(&st.lock)
+        elif st.every and self.next_offset - self.sync_counted >= st.every:
+            self.sync_counted = self.next_offset
+            self.ask_sync()
+
+    cdef void ask_sync(self) noexcept nogil:
+        """A sync as soon as the thread is free; those who ask while it is at work share the next one."""
+        cdef State* st = self.st
+        if not hr_swap_int(&st.sync_asked, 1):
+            pthread_mutex_lock(&st.lock)
+            pthread_cond_signal(&st.sync_wanted)
+            pthread_mutex_unlock(&st.lock)
+
+    cdef uint64_t lsn(self) noexcept nogil:
+        return (self.active.number << 40) | self.position
+
+    cdef uint64_t safe_lsn(self) noexcept nogil:
+        if self.st.policy == POLICY_ALWAYS or self.st.failed:
+            return hr_load_acquire(&self.st.synced_lsn)
+        return self.published_
+
+    cdef uint64_t safe_offset(self) noexcept nogil:
+        if self.st.policy == POLICY_ALWAYS or self.st.failed:
+            return hr_load_acquire(&self.st.synced_offset)
+        return hr_load_acquire(&self.st.appended)
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    cdef uint32_t find_topic(self, const char* text, Py_ssize_t n) noexcept nogil:
+        cdef uint32_t hash = hr_crc32c(0x9e3779b9, text, n)
+        cdef uint32_t slot = hash & self.names_mask
+        cdef Name* name
+        while self.names_hash[slot]:
+            name = &self.names[self.names_hash[slot]]
+            if name.hash == hash and name.length == <uint32_t>n and memcmp(name.text, text, n) == 0:
+                return self.names_hash[slot]
+            slot = (slot + 1) & self.names_mask
+        return 0
+
+    cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) noexcept nogil:
+        cdef uint32_t id = self.find_topic(text, n)
+        if id == 0 and self.put_name(self.names_count, text, n) == 0:
+            id = self.names_count - 1
+        return id
+
+    cdef int put_name(self, uint32_t id, const char* text, Py_ssize_t n) noexcept nogil:
+        """Topic `id` is called `text` from here on; ids may come in any order when a log is opened."""
+        cdef Name* grown
+        cdef Name* name
+        cdef char* copy
+        cdef uint32_t* table
+        cdef uint32_t room, i, slot, mask
+        if id >= self.names_room:
+            room = self.names_room
+            while room <= id:
+                room *= 2
+            grown = <Name*>realloc(self.names, room * sizeof(Name))
+            if grown == NULL:
+                return -1
+            memset(grown + self.names_room, 0, (room - self.names_room) * sizeof(Name))
+            self.names = grown
+            self.names_room = room
+        if <uint64_t>self.names_count * 2 >= self.names_mask:
+            mask = self.names_mask * 2 + 1
+            table = <uint32_t*>calloc(<size_t>mask + 1, sizeof(uint32_t))
+            if table == NULL:
+                return -1
+            for i in range(1, self.names_count):
+                if self.names[i].text != NULL:
+                    slot = self.names[i].hash & mask
+                    while table[slot]:
+                        slot = (slot + 1) & mask
+                    table[slot] = i
+            free(self.names_hash)
+            self.names_hash = table
+            self.names_mask = mask
+        name = &self.names[id]
+        if name.text != NULL:
+            return 0
+        copy = <char*>malloc(n + 1)
+        if copy == NULL:
+            return -1
+        memcpy(copy, text, n)
+        copy[n] = 0
+        name.text = copy
+        name.length = <uint32_t>n
+        name.hash = hr_crc32c(0x9e3779b9, text, n)
+        name.written = 0
+        slot = name.hash & self.names_mask
+        while self.names_hash[slot]:
+            slot = (slot + 1) & self.names_mask
+        self.names_hash[slot] = id
+        if id >= self.names_count:
+            self.names_count = id + 1
+        return 0
+
+    cdef Origin* open_origin(self, bytes text) except NULL:
+        """A new sender: messages that name it carry its id, and `text` stands in each segment that they are in."""
+        cdef Py_ssize_t n = min(PyBytes_GET_SIZE(text), 4096)
+        cdef Origin* origin = <Origin*>calloc(1, sizeof(Origin) + n + 1)
+        if origin == NULL:
+            raise MemoryError
+        origin.id = self.next_origin
+        origin.text = <char*>origin + sizeof(Origin)
+        origin.text_len = <uint32_t>n
+        memcpy(origin.text, PyBytes_AS_STRING(text), n)
+        self.next_origin = self.next_origin + 1 if self.next_origin < 0xffffffff else 1
+        return origin
+
+    cdef void close_origin(self, Origin* origin) noexcept:
+        free(origin)
+
+    cdef Segment* segment_of(self, uint64_t offset) noexcept nogil:
+        """The segment that has `offset`, or the first one after it that has any; NULL beyond the end."""
+        cdef Py_ssize_t low = 0, high = self.segments_count, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.segments_[middle].end_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return self.segments_[low] if low < self.segments_count else NULL
+
+    # --- retention ---------------------------------------------------------------------------------------------------
+
+    def _plan(self):
+        """How many new files retention still allows; the prepare thread makes no more than that."""
+        cdef State* st = self.st
+        cdef Py_ssize_t files
+        pthread_mutex_lock(&st.lock)
+        files = self.segments_count + st.pool_count + st.recycle_count + st.preparing
+        st.may_create = <int>max(0, self.max_segments - files)
+        pthread_cond_signal(&st.prepare_wanted)
+        pthread_mutex_unlock(&st.lock)
+
+    cdef int maintain(self, int64_t now) except -1:
+        """Retires segments that are due, oldest first, and hands them on to be recycled. Returns how many."""
+        cdef State* st = self.st
+        cdef Segment* oldest
+        cdef Py_ssize_t files, i
+        cdef int retired = 0, coming, busy, refused
+        while self.segments_count > 1:
+            oldest = self.segments_[0]
+            pthread_mutex_lock(&st.lock)
+            coming = st.pool_count + st.recycle_count + st.preparing
+            files = self.segments_count + coming
+            busy = 0
+            for i in range(st.sealed_count):
+                if st.sealed[i] == oldest:
+                    busy = 1
+            pthread_mutex_unlock(&st.lock)
+            if not (
+                (files >= self.max_segments and coming < st.pool_target)
+                or files > self.max_segments
+                or (self.retention_seconds > 0 and now - oldest.last_time > <int64_t>(self.retention_seconds * 1e6))
+            ):
+                break
+            if self._held(oldest):
+                break
+            if busy:
+                if st.policy != POLICY_NONE:
+                    self.ask_sync()
+                    break
+                if not self._forget_sealed(oldest):
+                    break
+            if not self.keeper.carry(oldest, now):
+                break
+            if not self._carry_cursors(oldest, now):
+                break
+            for i in range(self.segments_count - 1):
+                self.segments_[i] = self.segments_[i + 1]
+            self.segments_count -= 1
+            self.keeper.retired(oldest)
+            self.retired_segments += 1
+            pthread_mutex_lock(&st.lock)
+            if coming < st.pool_target and st.recycle_count < 256:
+                st.recycle[st.recycle_count] = oldest
+                st.recycle_count += 1
+                oldest = NULL
+            pthread_mutex_unlock(&st.lock)
+            if oldest != NULL:
+                self._unlink(oldest)
+            retired += 1
+        self._plan()
+        if retired:
+            self.make_readable()
+        return retired
+
+    cdef bint _held(self, Segment* segment) except -1:
+        for offset in self.holds_.values():
+            if <uint64_t>offset < segment.end_offset:
+                if self.drop_oldest:
+                    self.overrun_holds += 1
+                    return False
+                return True
+        return False
+
+    cdef bint _forget_sealed(self, Segment* segment) except -1:
+        """Takes a segment that no sync will ever cover (policy none) off the sync thread's list."""
+        cdef State* st = self.st
+        cdef Py_ssize_t i, kept = 0
+        cdef bint done = False
+        pthread_mutex_lock(&st.lock)
+        if not st.syncing:
+            for i in range(st.sealed_count):
+                if st.sealed[i] != segment:
+                    st.sealed[kept] = st.sealed[i]
+                    kept += 1
+            st.sealed_count = kept
+            done = True
+        pthread_mutex_unlock(&st.lock)
+        return done
+
+    cdef bint _carry_cursors(self, Segment* segment, int64_t now) except -1:
+        for name, saved in list(self.cursors_.items()):
+            if saved[1] <= segment.number:
+                if self._write_cursor(name, saved[0], now) != APPEND_OK:
+                    return False
+        return True
+
+    cdef int _write_cursor(self, str name, uint64_t offset, int64_t now) except -100:
+        cdef bytes text = name.encode()
+        cdef int rc = self.append_control(CONTROL_CURSOR, 0, 0, offset, 0, NULL, 0,
+                                          <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), now)
+        if rc == APPEND_OK:
+            self.cursors_[name] = (offset, self.active.number)
+        return rc
+
+    cdef int _unlink(self, Segment* segment) except -1:
+        file = os.path.join(self.path, segment_name(segment.number))
+        free_segment(segment)
+        os.unlink(file)
+        return 0
+
+    # --- Python ------------------------------------------------------------------------------------------------------
+
+    @property
+    def id_text(self):
+        return self.id.hex()
+
+    @property
+    def appended(self):
+        """The next message's offset: everything below is appended."""
+        return self.next_offset
+
+    @property
+    def safe(self):
+        """Everything below this offset is safe by the sync policy."""
+        return self.safe_offset()
+
+    @property
+    def synced(self):
+        """Everything below this offset was covered by an fdatasync, whatever the policy."""
+        return hr_load_acquire(&self.st.synced_offset)
+
+    @property
+    def first(self):
+        """The oldest offset that is kept."""
+        return self.segments_[0].first_offset if self.segments_count else self.next_offset
+
+    @property
+    def event_fd(self):
+        return self.st.wake_fds[0]
+
+    @property
+    def failed(self):
+        """Why nothing is confirmed any more, or None."""
+        return f"sync failed: {os.strerror(self.st.failed)}" if self.st.failed else None
+
+    @property
+    def full(self):
+        """Why messages cannot be taken now, or None. A segment that is just being prepared is no reason."""
+        cdef State* st = self.st
+        cdef int error
+        if hr_load_int(&st.pool_count) or self.position + (self.active.size >> 4) + 4096 < self.active.size:
+            return None
+        pthread_mutex_lock(&st.lock)
+        error = st.prepare_error
+        coming = st.recycle_count + st.preparing + st.may_create
+        pthread_mutex_unlock(&st.lock)
+        if error:
+            return f"cannot prepare a segment: {os.strerror(error)}"
+        if coming > 0:
+            return None
+        held = [f"{name} at offset {offset}" for name, offset in self.holds_.items()
+                if self.segments_count and offset < self.segments_[0].end_offset]
+        return "retention is reached" + (f" and held back by {', '.join(held)}" if held else "")
+
+    @property
+    def cursors(self):
+        """Saved cursors: name -> offset."""
+        return {name: saved[0] for name, saved in self.cursors_.items()}
+
+    def topic(self, name):
+        """The id of a topic, made if it is new."""
+        cdef bytes text = name.encode() if isinstance(name, str) else name
+        cdef uint32_t id = self.make_topic(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+        if id == 0:
+            raise MemoryError
+        return id
+
+    def topic_name(self, uint32_t id):
+        if id == 0 or id >= self.names_count or self.names[id].text == NULL:
+            raise KeyError(id)
+        return self.names[id].text[:self.names[id].length]
+
+    def append(self, uint32_t topic, payload, *, headers=b"", parts=(), uint8_t protocol=0, uint8_t kind=0,
+               uint16_t flags=0, uint64_t correlation=0, now=None):
+        """Appends one message and makes it readable; its offset. Raises LogFull, LogFailed, or LogError if too large."""
+        cdef Message m
+        cdef const uint8_t[::1] body = payload
+        cdef const uint8_t[::1] head = headers
+        cdef uint32_t* sizes = NULL
+        cdef Py_ssize_t i
+        if topic == 0 or topic >= self.names_count:
+            raise KeyError(topic)
+        memset(&m, 0, sizeof(Message))
+        m.topic = topic
+        m.payload = &body[0] if body.shape[0] else NULL
+        m.payload_len = body.shape[0]
+        m.headers = &head[0] if head.shape[0] else NULL
+        m.headers_len = <uint32_t>head.shape[0]
+        m.protocol = protocol
+        m.kind = kind
+        m.flags = flags & ~(FLAG_CONTROL | FLAG_PARTS)
+        m.correlation = correlation
+        m.now = hr_now_us() if now is None else now
+        if parts:
+            sizes = <uint32_t*>malloc(len(parts) * sizeof(uint32_t))
+            if sizes == NULL:
+                raise MemoryError
+            try:
+                for i in range(len(parts)):
+                    sizes[i] = parts[i]
+            except BaseException:
+                free(sizes)
+                raise
+            m.parts = sizes
+            m.parts_count = <uint32_t>len(parts)
+        self._check_open()
+        rc = self.append_message(&m)
+        free(sizes)
+        self._raise(rc, body.shape[0])
+        self.make_readable()
+        return m.offset
+
+    def append_many(self, uint32_t topic, payloads, Py_ssize_t size, *, now=None):
+        """Appends `payloads`, cut into messages of `size` bytes, in one call; how many were taken before the log was full."""
+        cdef Message m
+        cdef const uint8_t[::1] data = payloads
+        cdef Py_ssize_t at = 0, end = data.shape[0]
+        cdef Py_ssize_t count = 0
+        cdef int rc = APPEND_OK
+        if size <= 0 or end % size:
+            raise ValueError("the payloads' length must be a multiple of size")
+        if topic == 0 or topic >= self.names_count:
+            raise KeyError(topic)
+        self._check_open()
+        memset(&m, 0, sizeof(Message))
+        m.topic = topic
+        m.payload_len = size
+        m.now = hr_now_us() if now is None else now
+        with nogil:
+            while at < end:
+                m.payload = &data[at]
+                rc = self.append_message(&m)
+                if rc != APPEND_OK:
+                    break
+                at += size
+                count += 1
+            self.make_readable()
+        if rc != APPEND_FULL:
+            self._raise(rc, size)
+        return count
+
+    def _raise(self, int rc, size):
+        if rc == APPEND_FULL:
+            raise LogFull(self.full or "the next segment is still being prepared")
+        if rc == APPEND_FAILED:
+            raise LogFailed(self.failed)
+        if rc == APPEND_TOO_LARGE:
+            raise LogError(f"a message of {size} bytes is larger than half a segment ({self.max_record} bytes)")
+
+    def _check_open(self):
+        if not self.open:
+            raise LogError(f"the log {self.path} is closed")
+
+    def request_sync(self):
+        """Asks for a sync and returns at once."""
+        self._check_open()
+        self.ask_sync()
+
+    def sync_now(self):
+        """Returns when everything appended so far was covered by an fdatasync, whatever the policy."""
+        cdef State* st = self.st
+        cdef uint64_t target
+        self._check_open()
+        self.make_readable()
+        target = self.lsn()
+        with nogil:
+            pthread_mutex_lock(&st.lock)
+            while not st.failed and st.synced_lsn < target:
+                hr_store_int(&st.sync_asked, 1)
+                pthread_cond_signal(&st.sync_wanted)
+                pthread_cond_wait(&st.sync_done, &st.lock)
+            pthread_mutex_unlock(&st.lock)
+        if st.failed:
+            raise LogFailed(self.failed)
+
+    def save_cursor(self, str name, uint64_t offset):
+        """Keeps a cursor in the log; the newest one of a name is found again when the log is opened."""
+        self._check_open()
+        self._raise(self._write_cursor(name, offset, hr_now_us()), 0)
+        self.make_readable()
+
+    def hold(self, str name, uint64_t offset):
+        """Holds back retention: segments with messages at or after `offset` stay (on_full "block")."""
+        self.holds_[name] = offset
+        self.maintain(hr_now_us())
+
+    def release(self, str name):
+        self.holds_.pop(name, None)
+        self.maintain(hr_now_us())
+
+    def set_retention(self, uint64_t retention_bytes, double retention_seconds):
+        self.max_segments = max(<Py_ssize_t>(retention_bytes // self.st.segment_bytes), self.st.pool_target + 2)
+        self.retention_seconds = retention_seconds
+        self.maintain(hr_now_us())
+
+    def on_event(self, now=None):
+        """To be called when event_fd is readable: which of SAFE=1, SPACE=2, FAILED=4 happened since the last call."""
+        cdef int events
+        hr_wake_clear(self.st.wake_fds[0])
+        events = hr_swap_int(&self.st.events, 0)
+        if events & (EVENT_SPACE | EVENT_SAFE) and self.open:
+            self.maintain(hr_now_us() if now is None else now)
+        return events
+
+    def tick(self, now=None):
+        """Retires what has become too old; to be called now and then."""
+        self._check_open()
+        return self.maintain(hr_now_us() if now is None else now)
+
+    def segments(self):
+        return [
+            SegmentInfo(s.number, os.path.join(self.path, segment_name(s.number)), s.first_offset, s.end_offset, s.end,
+                        bool(s.sealed), marked_position(s.base, s.seed))
+            for s in self.segments_[:self.segments_count]
+        ]
+
+    def stats(self):
+        """Counters since the log was opened, and where it stands."""
+        cdef State* st = self.st
+        return {
+            "records": self.appended_records, "bytes": self.appended_bytes, "refused_full": self.refused_full,
+            "first_offset": self.first, "appended_offset": self.next_offset, "safe_offset": self.safe_offset(),
+            "synced_offset": hr_load_acquire(&st.synced_offset), "segments": self.segments_count,
+            "segment_bytes": st.segment_bytes, "pool_segments": hr_load_int(&st.pool_count),
+            "max_segments": self.max_segments, "syncs": st.syncs, "sync_seconds": st.sync_us / 1e6,
+            "prepared_new": st.prepared_new, "prepared_recycled": st.prepared_recycled,
+            "retired_segments": self.retired_segments, "overrun_holds": self.overrun_holds,
+            "topics": self.names_count - 1,
+        }
+
+    def reader(self, uint64_t offset=0):
+        """A cursor over this log from `offset`; it sees what is readable, and goes on when there is more."""
+        return LogReader(self.path, offset)
+
+    def close(self, *, bint sync=True):
+        """Syncs (unless told not to), stops the threads, and lets go of the directory."""
+        if not self.open:
+            return
+        try:
+            self.make_readable()
+            if sync and not self.st.failed:
+                self.sync_now()
+                # the marks of that sync reach the disk too, so that the whole log opens as covered
+                hr_fdatasync(self.active.fd)
+        finally:
+            self._release()
+
+    def _release(self):
+        cdef State* st = self.st
+        cdef Py_ssize_t i
+        self.open = False
+        pthread_mutex_lock(&st.lock)
+        st.stop = 1
+        pthread_cond_broadcast(&st.sync_wanted)
+        pthread_cond_broadcast(&st.prepare_wanted)
+        pthread_mutex_unlock(&st.lock)
+        with nogil:
+            if st.sync_running:
+                pthread_join(st.sync_thread, NULL)
+            if st.prepare_running:
+                pthread_join(st.prepare_thread, NULL)
+        st.sync_running = st.prepare_running = 0
+        for i in range(self.segments_count):
+            self.keeper.retired(self.segments_[i])
+            free_segment(self.segments_[i])
+        self.segments_count = 0
+        for i in range(st.pool_count):
+            free_segment(st.pool[i])
+        for i in range(st.recycle_count):
+            free_segment(st.recycle[i])
+        st.pool_count = st.recycle_count = 0
+        hr_wake_close(st.wake_fds)
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        if self.open:
+            self._release()
+        if self.names != NULL:
+            for i in range(self.names_count):
+                free(self.names[i].text)
+            free(self.names)
+        free(self.names_hash)
+        free(self.segments_)
+        if self.st != NULL:
+            free(self.st.sealed)
+            free(self.st)
+
+
+# --- opening and checking a log directory -----------------------------------------------------------------------------
+
+cdef class _Found:
+    """One segment file as it was found."""
+    cdef Segment* segment
+    cdef Scan scan
+    cdef public bint header_good
+    cdef public bint other_number      # a good header of this log, but of another segment: it was being recycled
+    cdef public uint64_t marked
+    cdef public uint64_t published
+
+    def scan_all(self):
+        memset(&self.scan, 0, sizeof(Scan))
+        with nogil:
+            scan_records(self.segment.base, self.segment.size, self.segment.seed, SEGMENT_HEADER, &self.scan)
+
+    @property
+    def number(self):
+        return self.segment.number
+
+    @property
+    def records(self):
+        return self.scan.records
+
+
+cdef _Found find_segment(const uint8_t* id, str path, uint64_t number, bint writable):
+    """Maps one segment file and looks at its header; a short file is made whole first if `writable`."""
+    cdef _Found found = _Found()
+    cdef struct_stat info
+    cdef State st
+    cdef uint64_t size
+    cdef int fd
+    file = os.path.join(path, segment_name(number))
+    fd = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
+    if fstat(fd, &info) != 0:
+        c_close(fd)
+        raise OSError(c_errno, file)
+    size = <uint64_t>info.st_size
+    if writable and (size < MIN_SEGMENT or size % 4096):
+        size = max(<uint64_t>MIN_SEGMENT, (size + 4095) & ~<uint64_t>4095)
+        if hr_fill(fd, <uint64_t>info.st_size, size) != 0:
+            c_close(fd)
+            raise LogError(f"cannot make {file} whole")
+    elif size < SEGMENT_HEADER:
+        c_close(fd)
+        raise LogDamaged(f"{file} has only {size} bytes")
+    found.segment = <Segment*>calloc(1, sizeof(Segment))
+    if found.segment == NULL:
+        c_close(fd)
+        raise MemoryError
+    found.segment.number = number
+    found.segment.fd = fd
+    found.segment.size = size
+    found.segment.seed = seed_of(id, number)
+    found.segment.base = <uint8_t*>mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), MAP_SHARED, fd, 0)
+    if <void*>found.segment.base == MAP_FAILED:
+        found.segment.base = NULL
+        free_segment(found.segment)
+        raise OSError(c_errno, f"cannot map {file}")
+    base = found.segment.base
+    found.header_good = header_holds(base, id, number)
+    found.other_number = (
+        not found.header_good
+        and header_holds(base, id, (<const uint64_t*>(base + AT_NUMBER))[0])
+    )
+    found.marked = min(marked_position(base, found.segment.seed), size)
+    found.published = min(readable_end(base, number), size)
+    return found
+
+
+cdef class _Opening:
+    """Reads a log directory for the writer, and repairs it. Nothing is thrown away: what has to go is kept in aside/."""
+    cdef Log log
+    cdef list found
+    cdef public uint64_t records, cut_segment, cut_position, cut_bytes, cut_records, next_number
+    cdef public list damage
+
+    def __init__(self, Log log):
+        self.log = log
+        self.found = []
+        self.damage = []
+
+    def read(self):
+        numbers = list_segments(self.log.path)
+        for number in numbers:
+            self.found.append(find_segment(self.log.st.id, self.log.path, number, True))
+        if self.found:
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(_Found.scan_all, self.found))
+
+    def repair(self):
+        cdef _Found found
+        cdef Log log = self.log
+        cdef uint64_t expected = 0
+        cdef bint first = True
+        cdef Py_ssize_t i, last_data = -1, marked = -1
+        for i in range(len(self.found)):
+            found = self.found[i]
+            if found.records or (found.header_good and found.marked > SEGMENT_HEADER):
+                last_data = i
+            if found.marked > SEGMENT_HEADER:
+                marked = i
+        data = self.found[:last_data + 1]
+        spare = self.found[last_data + 1:]
+        cut = False
+        previous = None
+        for i in range(len(data)):
+            found = data[i]
+            if cut:
+                self._set_segment_aside(found)
+                continue
+            if found.other_number and not found.records:
+                raise LogDamaged(
+                    f"{segment_name(found.number)} has the header of another segment in the middle of the log")
+            if previous is not None and found.number != previous + 1:
+                self.damage.append(Damage(previous + 1, 0, expected, 0, f"segments {previous + 1} to {found.number - 1} are missing"))
+            previous = found.number
+            if not found.header_good:
+                self._keep_copy(found)
+                self.damage.append(Damage(found.number, 0, expected, 0, "the segment's header does not hold"))
+                self._mend_header(found)
+            covered = found.segment.size if i < marked else found.marked if i == marked else 0
+            following = next((<_Found>f).scan.first_offset for f in data[i + 1:] if f.records) if (
+                i < marked and any(f.records for f in data[i + 1:])) else 0
+            if not first and found.records and found.scan.first_offset != expected:
+                if i > marked:
+                    cut = True                      # what lies between was never synced
+                    self._set_segment_aside(found)
+                    continue
+                lost = found.scan.first_offset - expected if found.scan.first_offset > expected else 0
+                self.damage.append(Damage(found.number, SEGMENT_HEADER, expected, lost, "offsets are missing before this segment"))
+            self._mend_records(found, covered, expected, following, first)
+            if found.records:
+                expected = found.scan.next_offset
+                first = False
+            if not found.scan.sealed:
+                if i < len(data) - 1:
+                    cut = True
+                self._cut_tail(found, expected)
+            found.segment.end = found.scan.end
+            found.segment.sealed = found.scan.sealed
+            found.segment.first_offset = found.scan.first_offset
+            found.segment.end_offset = found.scan.next_offset
+            found.segment.last_time = found.scan.last_time
+            self.records += found.records
+            if log.add_segment(found.segment) != 0:
+                raise MemoryError
+            found.segment = NULL
+        log.next_offset = expected
+        self.next_number = log.segments_[log.segments_count - 1].number + 1 if log.segments_count else 1
+        self._keep_spare(spare)
+        self._load()
+
+    cdef int _mend_header(self, _Found found) except -1:
+        cdef uint8_t* base = found.segment.base
+        cdef Mark marks[2]
+        memcpy(marks, base + AT_MARK, 2 * MARK_BYTES)
+        write_header(base, self.log.st.id, found.segment.number, found.segment.size)
+        memcpy(base + AT_MARK, marks, 2 * MARK_BYTES)
+        return 0
+
+    cdef int _mend_records(self, _Found found, uint64_t covered, uint64_t expected, uint64_t following, bint first) except -1:
+        """Replaces each stretch that does not hold, and that a mark covers, by one CONTROL_GAP record."""
+        cdef Segment* segment = found.segment
+        cdef Scan* scan = &found.scan
+        cdef Mark mark
+        cdef uint64_t at, resume, lost
+        copied = False
+        if scan.records == 0:
+            scan.first_offset = scan.next_offset = expected
+            scan.end = SEGMENT_HEADER
+        while not scan.sealed and scan.end < covered:
+            at = scan.end
+            if not copied:
+                self._keep_copy(found)
+                copied = True
+            with nogil:
+                resume = find_record(segment.base, segment.size, segment.seed, at + RECORD_HEADER, scan.next_offset)
+            if resume:
+                lost = (<const RecordHeader*>(segment.base + resume)).offset - scan.next_offset
+                if first and scan.records == 0:
+                    scan.first_offset = scan.next_offset = (<const RecordHeader*>(segment.base + resume)).offset
+                    lost = 0
+            elif covered == segment.size:
+                resume = segment.size
+                lost = following - scan.next_offset if following > scan.next_offset else 0
+            else:
+                resume = covered
+                lost = 0
+                for slot in range(2):
+                    if mark_state(segment.base, segment.seed, slot, &mark) == 1 and mark.position == covered:
+                        lost = mark.offset - scan.next_offset if mark.offset > scan.next_offset else 0
+            self.damage.append(Damage(segment.number, at, scan.next_offset, lost, "the record does not hold"))
+            self._write_gap(segment, at, resume, scan.next_offset, lost)
+            scan.records += 1
+            scan.next_offset += lost
+            scan.end = resume
+            if resume == segment.size:
+                scan.sealed = 1
+                break
+            with nogil:
+                scan_records(segment.base, segment.size, segment.seed, resume, scan)
+        if copied and hr_fdatasync(segment.fd) != 0:
+            raise LogError(f"cannot sync {segment_name(segment.number)}: {os.strerror(c_errno)}")
+        return 0
+
+    cdef int _write_gap(self, Segment* segment, uint64_t at, uint64_t resume, uint64_t offset, uint64_t lost) except -1:
+        cdef RecordHeader* record = <RecordHeader*>(segment.base + at)
+        memset(record, 0, resume - at)
+        record.length = <uint32_t>(resume - at)
+        record.offset = offset
+        record.correlation = lost
+        record.kind = CONTROL_GAP
+        record.flags = FLAG_CONTROL
+        record.crc = hr_crc32c(segment.seed, <uint8_t*>record + 4, resume - at - 4)
+        return 0
+
+    cdef int _cut_tail(self, _Found found, uint64_t expected) except -1:
+        """Ends the log at the last whole record. What stood behind it in this segment is kept aside and zeroed, so that no
+        record of it can ever follow a new one."""
+        cdef Segment* segment = found.segment
+        cdef uint64_t at = found.scan.end
+        cdef uint64_t last = at, position, count = 0
+        with nogil:
+            position = find_record(segment.base, segment.size, segment.seed, at + 8, expected)
+            while position:
+                count += 0 if (<RecordHeader*>(segment.base + position)).flags & FLAG_CONTROL else 1
+                last = position + padded((<RecordHeader*>(segment.base + position)).length)
+                position = find_record(segment.base, segment.size, segment.seed, last, expected)
+        last = max(last, found.published)
+        if last <= at:
+            return 0
+        self.cut_segment = segment.number
+        self.cut_position = at
+        self.cut_bytes += last - at
+        self.cut_records += count
+        with open(self._aside(f"{segment.number:020d}-{at}.tail"), "wb") as f:
+            f.write(PyBytes_FromStringAndSize(<char*>segment.base + at, last - at))
+            f.flush()
+            os.fsync(f.fileno())
+        memset(segment.base + at, 0, segment.size - at)
+        if hr_fdatasync(segment.fd) != 0:
+            raise LogError(f"cannot sync {segment_name(segment.number)}: {os.strerror(c_errno)}")
+        return 0
+
+    def _aside(self, name):
+        directory = os.path.join(self.log.path, "aside")
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        stem, dot, ending = name.rpartition(".")
+        file = os.path.join(directory, name)
+        count = 1
+        while os.path.exists(file):
+            count += 1
+            file = os.path.join(directory, f"{stem}-{count}.{ending}")
+        return file
+
+    def _keep_copy(self, _Found found):
+        shutil.copyfile(os.path.join(self.log.path, segment_name(found.number)), self._aside(segment_name(found.number)))
+
+    def _set_segment_aside(self, _Found found):
+        """A segment behind a torn tail: nothing in it was ever safe, and its offsets will be used again."""
+        cdef Segment* segment = found.segment
+        if self.cut_segment == 0:
+            self.cut_segment, self.cut_position = found.number, SEGMENT_HEADER
+        self.cut_bytes += found.scan.end - SEGMENT_HEADER
+        self.cut_records += found.scan.next_offset - found.scan.first_offset
+        os.rename(os.path.join(self.log.path, segment_name(found.number)), self._aside(segment_name(found.number)))
+        free_segment(segment)
+        found.segment = NULL
+
+    def _keep_spare(self, list spare):
+        """Prepared segments without records go back to the pool, as far as they follow on; the rest is deleted."""
+        cdef State* st = self.log.st
+        cdef _Found found
+        for found in spare:
+            segment = found.segment
+            found.segment = NULL
+            if (
+                found.header_good and segment.number == self.next_number and segment.size == st.segment_bytes
+                and st.pool_count < st.pool_target
+            ):
+                write_header(segment.base, st.id, segment.number, segment.size)
+                hr_prefault(segment.base, segment.size)
+                st.pool[st.pool_count] = segment
+                st.pool_count += 1
+                self.next_number += 1
+            else:
+                self.log._unlink(segment)
+
+    cdef int _load(self) except -1:
+        """Names and saved cursors, from the control records."""
+        cdef Log log = self.log
+        cdef Segment* segment
+        cdef RecordHeader* record
+        cdef View view
+        cdef uint64_t position
+        cdef Py_ssize_t i
+        for i in range(log.segments_count):
+            segment = log.segments_[i]
+            log.last_time = max(log.last_time, segment.last_time)
+            position = SEGMENT_HEADER
+            while position < segment.end:
+                record = <RecordHeader*>(segment.base + position)
+                position += padded(record.length)
+                if record.origin >= log.next_origin:
+                    log.next_origin = record.origin + 1 if record.origin < 0xffffffff else 1
+                if not record.flags & FLAG_CONTROL:
+                    continue
+                view_record(record, &view)
+                if record.kind == CONTROL_TOPIC:
+                    if record.topic == 0 or log.put_name(record.topic, <const char*>view.payload, view.payload_len) != 0:
+                        raise LogDamaged(f"{segment_name(segment.number)}: a topic's name does not fit")
+                    log.names[record.topic].written = segment.number
+                elif record.kind == CONTROL_CURSOR:
+                    name = view.payload[:view.payload_len].decode(errors="replace")
+                    log.cursors_[name] = (record.correlation, segment.number)
+        return 0
+
+    def __dealloc__(self):
+        cdef _Found found
+        if self.found is not None:
+            for found in self.found:
+                if found.segment != NULL:
+                    free_segment(found.segment)
+
+
+Verified = namedtuple("Verified", "segments records messages first_offset end_offset problems")
+Verified.__doc__ = "What verify() read, and its problems as Damage tuples."
+
+
+def verify(path):
+    """Checks every byte of a log directory without changing it, also while it is written; all problems that it has."""
+    cdef _Found found
+    cdef Scan scan
+    cdef Segment* segment
+    cdef uint64_t resume, at, expected = 0, records = 0, messages = 0, limit, opened = 0
+    cdef bint first = True
+    cdef Mark mark
+    cdef Py_ssize_t i
+    path = os.path.abspath(os.fspath(path))
+    id = bytes.fromhex(read_identity(path)["id"])
+    problems = []
+    segments = []
+    numbers = list_segments(path)
+    for number in numbers:
+        try:
+            found = find_segment(<const uint8_t*>PyBytes_AS_STRING(id), path, number, False)
+        except FileNotFoundError:
+            continue                                 # recycled since it was listed
+        except LogDamaged as e:
+            problems.append(Damage(number, 0, 0, 0, str(e)))
+            continue
+        if flock(found.segment.fd, LOCK_SH) != 0 or (found.other_number and not os.path.exists(
+                os.path.join(path, segment_name(number)))):
+            free_segment(found.segment)
+            continue
+        found.published = min(readable_end(found.segment.base, number), found.segment.size)
+        found.scan_all()
+        segments.append(found)
+    try:
+        marked = max((i for i, f in enumerate(segments) if f.marked > SEGMENT_HEADER), default=-1)
+        last = max((i for i, f in enumerate(segments) if f.records or f.published > SEGMENT_HEADER
+                    or f.marked > SEGMENT_HEADER), default=-1)
+        previous = None
+        for i in range(len(segments)):
+            found = segments[i]
+            segment = found.segment
+            if i > last and found.other_number:
+                continue                             # on its way from one number to another
+            if previous is not None and found.number != previous + 1:
+                problems.append(Damage(previous + 1, 0, expected, 0, "a segment is missing"))
+            previous = found.number
+            problems.extend(_check_header(found, expected))
+            if i > last:
+                continue
+            opened += 1
+            scan = found.scan
+            if scan.records == 0:
+                scan.first_offset = scan.next_offset = expected
+                scan.end = SEGMENT_HEADER
+            elif not first and scan.first_offset != expected:
+                problems.append(Damage(found.number, SEGMENT_HEADER, expected,
+                                       scan.first_offset - expected if scan.first_offset > expected else 0,
+                                       "the segment does not continue where the one before it ended"))
+            limit = segment.size if i < last else max(found.marked if i == marked else 0, found.published)
+            first_here = scan.first_offset
+            while not scan.sealed and scan.end < limit:
+                at = scan.end
+                with nogil:
+                    resume = find_record(segment.base, segment.size, segment.seed, at + 8, scan.next_offset)
+                lost = (<const RecordHeader*>(segment.base + resume)).offset - scan.next_offset if resume else 0
+                problems.append(Damage(
+                    found.number, at, scan.next_offset, lost,
+                    "the record does not hold" if i < marked or at < found.marked else "torn tail: no record holds from here on"
+                    if not resume else "the record does not hold (not yet covered by a sync mark)"))
+                if not resume:
+                    break
+                scan.next_offset += lost
+                scan.records += 1
+                with nogil:
+                    scan_records(segment.base, segment.size, segment.seed, resume, &scan)
+            for at, lost, offset in _gaps(found):
+                problems.append(Damage(found.number, at, offset, lost, "damage that was found and set aside earlier"))
+            records += scan.records
+            messages += scan.next_offset - scan.first_offset
+            if first:
+                start = scan.first_offset
+            first = False
+            expected = scan.next_offset
+        return Verified(opened, records, messages, 0 if first else start, expected, problems)
+    finally:
+        for found in segments:
+            free_segment(found.segment)
+            found.segment = NULL
+
+
+def _check_header(_Found found, uint64_t expected):
+    cdef const uint8_t* base = found.segment.base
+    cdef Mark mark
+    cdef int slot
+    cdef uint64_t i
+    if not found.header_good:
+        yield Damage(found.number, 0, expected, 0, "the segment's header does not hold")
+    if readable_end(base, found.number) == 0:
+        yield Damage(found.number, AT_END, expected, 0, "the segment's readable end does not hold")
+    for slot in range(2):
+        if mark_state(base, found.segment.seed, slot, &mark) < 0:
+            # a writer may be at it right now: what is torn for a moment is whole in the next
+            for _ in range(50):
+                time.sleep(0.001)
+                if mark_state(base, found.segment.seed, slot, &mark) >= 0:
+                    break
+            else:
+                yield Damage(found.number, AT_MARK + MARK_BYTES * slot, expected, 0, "a sync mark does not hold")
+    for low, high in ((STATIC_BYTES, AT_END), (AT_END + 8, AT_MARK), (AT_MARK + 2 * MARK_BYTES, SEGMENT_HEADER)):
+        for i in range(low, high):
+            if base[i]:
+                yield Damage(found.number, i, expected, 0, "a byte of the header that is unused is not zero")
+                break
+
+
+cdef list _gaps(_Found found):
+    cdef const RecordHeader* record
+    cdef uint64_t position = SEGMENT_HEADER
+    cdef list gaps = []
+    while position < found.scan.end:
+        record = <const RecordHeader*>(found.segment.base + position)
+        if record.flags & FLAG_CONTROL and record.kind == CONTROL_GAP:
+            gaps.append((position, record.correlation, record.offset))
+        position += padded(record.length)
+    return gaps
+
+
+# --- reading from anywhere --------------------------------------------------------------------------------------------
+
+cdef class LogReader:
+    """A cursor over a log directory, in any thread or process, also while it is written.
+
+    It sees whole, published records only. It holds a shared lock on the segment that it reads, so that this one is never
+    recycled under it.
+    """
+
+    def __cinit__(self):
+        self.current.fd = -1
+
+    def __init__(self, path, uint64_t offset=0, *, bint check=True):
+        self.path = os.path.abspath(os.fspath(path))
+        self.id = bytes.fromhex(read_identity(self.path)["id"])
+        self.check = check
+        self.offset = offset
+        self.topics_ = {}
+        self.origins_ = {}
+        self._find(offset)
+
+    def _find(self, uint64_t offset):
+        """Enters the newest segment that begins at or before `offset`, or the oldest one."""
+        while True:
+            numbers = list_segments(self.path)
+            for number in reversed(numbers):
+                if not self.enter(number):
+                    continue
+                if readable_end(self.current.base, self.current.number) > SEGMENT_HEADER:
+                    if (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset <= offset or number == numbers[0]:
+                        break
+                self.leave()
+            if self.mapped or not numbers or numbers == list_segments(self.path):
+                break
+        if self.mapped:
+            first = (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset
+            if first > offset:
+                self.overtaken += first - offset
+                self.offset = first
+
+    cdef int enter(self, uint64_t number) except -1:
+        """Maps a segment and takes its lock; 0 where it went away or became another one meanwhile."""
+        cdef struct_stat info
+        cdef int fd
+        self.leave()
+        try:
+            fd = os.open(os.path.join(self.path, segment_name(number)), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        if flock(fd, LOCK_SH) != 0 or fstat(fd, &info) != 0 or info.st_size < SEGMENT_HEADER:
+            c_close(fd)
+            return 0
+        self.current.fd = fd
+        self.current.size = <uint64_t>info.st_size
+        self.current.number = number
+        self.current.seed = seed_of(<const uint8_t*>PyBytes_AS_STRING(self.id), number)
+        self.current.base = <uint8_t*>mmap(NULL, self.current.size, PROT_READ, MAP_SHARED, fd, 0)
+        if <void*>self.current.base == MAP_FAILED:
+            self.current.base = NULL
+            self.leave()
+            raise OSError(c_errno, f"cannot map segment {number} of {self.path}")
+        self.current.end = SEGMENT_HEADER               # here: where this cursor stands
+        self.mapped = True
+        if not header_holds(self.current.base, <const uint8_t*>PyBytes_AS_STRING(self.id), number):
+            if header_holds(self.current.base, <const uint8_t*>PyBytes_AS_STRING(self.id),
+                            (<const uint64_t*>(self.current.base + AT_NUMBER))[0]):
+                self.leave()
+                return 0
+            self.leave()
+            raise LogDamaged(f"{segment_name(number)}: the segment's header does not hold")
+        self.topics_.clear()
+        self.origins_.clear()
+        return 1
+
+    cdef void leave(self) noexcept:
+        if self.current.base != NULL:
+            munmap(self.current.base, self.current.size)
+            self.current.base = NULL
+        if self.current.fd >= 0:
+            c_close(self.current.fd)
+            self.current.fd = -1
+        self.mapped = False
+
+    cdef int advance(self) except -1:
+        """From the end of a sealed segment to the next one that has records; 0 where there is none yet."""
+        cdef uint64_t number = self.current.number
+        cdef uint64_t first
+        while True:
+            later = [n for n in list_segments(self.path) if n > number]
+            if not later:
+                return 0
+            if self.enter(later[0]):
+                break
+        if readable_end(self.current.base, self.current.number) <= SEGMENT_HEADER:
+            # prepared, not yet used: stay with the old one's number and look again later
+            self.leave()
+            self.current.number = number
+            return 0
+        first = (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset
+        if first > self.offset:
+            self.overtaken += first - self.offset
+            self.offset = first
+        return 1
+
+    cdef int step(self, View* out) except -1:
+        """The next record; its memory is good until the next call."""
+        cdef const RecordHeader* record
+        cdef uint64_t end, position
+        while True:
+            if not self.mapped:
+                if self.current.number == 0:
+                    self._find(self.offset)
+                    if not self.mapped:
+                        return 0
+                elif not self.advance():
+                    return 0
+            end = readable_end(self.current.base, self.current.number)
+            position = self.current.end
+            if end == 0:
+                raise LogDamaged(f"{segment_name(self.current.number)}: the segment's readable end does not hold")
+            if position >= end:
+                if position < self.current.size:
+                    return 0
+                self.leave()
+                continue
+            if self.check:
+                if not record_holds(self.current.base, position, end, self.current.seed):
+                    raise LogDamaged(
+                        f"{segment_name(self.current.number)}: the record at position {position} does not hold "
+                        f"(offset {self.offset})")
+            record = <const RecordHeader*>(self.current.base + position)
+            self.current.end = position + padded(record.length)
+            view_record(record, out)
+            if record.flags & FLAG_CONTROL:
+                if record.kind == CONTROL_SEAL:
+                    self.leave()
+                    continue
+                if record.kind == CONTROL_TOPIC:
+                    self.topics_[record.topic] = out.payload[:out.payload_len]
+                elif record.kind == CONTROL_ORIGIN:
+                    self.origins_[record.origin] = out.payload[:out.payload_len]
+                return 1
+            if record.offset < self.offset:
+                continue
+            self.offset = record.offset + 1
+            return 1
+
+    def read(self, *, bint controls=False):
+        """The next record, or None where there is none yet. Control records only if asked for."""
+        cdef View view
+        while self.step(&view):
+            if controls or not view.record.flags & FLAG_CONTROL:
+                return self._record(&view)
+        return None
+
+    cdef object _record(self, View* view):
+        cdef const RecordHeader* record = view.record
+        return Record(
+            record.offset, record.time, record.topic, self.topics_.get(record.topic, b""), record.protocol, record.kind,
+            record.flags, record.origin, self.origins_.get(record.origin, b""), record.correlation,
+            view.headers[:view.headers_len],
+            tuple([view.parts[i] for i in range(view.parts_count)]),
+            view.payload[:view.payload_len], bool(record.flags & FLAG_CONTROL), self.current.number,
+            <const uint8_t*>record - self.current.base,
+        )
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        record = self.read()
+        if record is None:
+            raise StopIteration
+        return record
+
+    def close(self):
+        self.leave()
+        self.current.number = 0
+
+    def __dealloc__(self):
+        self.leave()

@@ -1,0 +1,128 @@
+/* What the log asks of the operating system, in one place: preparing files, syncing them, waking a loop, atomics.
+   It knows nothing of records or segments. */
+#ifndef HEADRACE_PLATFORM_H
+#define HEADRACE_PLATFORM_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/eventfd.h>
+#endif
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "headrace maps little-endian files into memory and runs on little-endian machines only"
+#endif
+
+static inline uint64_t hr_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void hr_store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline int hr_load_int(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void hr_store_int(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline int hr_swap_int(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
+static inline int hr_or_int(int *p, int v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
+
+static inline int64_t hr_now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static inline int hr_fdatasync(int fd) {
+#ifdef __APPLE__
+    return fcntl(fd, F_FULLFSYNC) == -1 ? fsync(fd) : 0; /* fsync alone does not reach the platter there */
+#else
+    return fdatasync(fd);
+#endif
+}
+
+static inline int hr_sync_dir(const char *path) {
+    int fd = open(path, O_RDONLY), rc, saved;
+    if (fd < 0) return -1;
+    rc = fsync(fd);
+    saved = errno;
+    close(fd);
+    errno = saved;
+    return rc;
+}
+
+/* Allocates the file's blocks and writes zeros over [from, size), so that a later store into its mapping needs no
+   new block and cannot meet a full disk. 0 or an errno. */
+static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
+    const size_t chunk = 1 << 20;
+    char *zeros;
+#ifdef __linux__
+    if (size > from) {
+        int rc = posix_fallocate(fd, (off_t)from, (off_t)(size - from));
+        if (rc != 0 && rc != EOPNOTSUPP && rc != EINVAL) return rc;
+    }
+#endif
+    zeros = calloc(1, chunk);
+    if (zeros == NULL) return ENOMEM;
+    while (from < size) {
+        size_t want = size - from < chunk ? (size_t)(size - from) : chunk;
+        ssize_t wrote = pwrite(fd, zeros, want, (off_t)from);
+        if (wrote < 0) {
+            int saved = errno;
+            if (saved == EINTR) continue;
+            free(zeros);
+            return saved;
+        }
+        from += (uint64_t)wrote;
+    }
+    free(zeros);
+    return 0;
+}
+
+/* Makes every page of a shared mapping present and writable without changing it, so that the first store into
+   it takes no page fault. */
+static inline void hr_prefault(void *base, size_t size) {
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(base, size, MADV_POPULATE_WRITE) == 0) return;
+#elif defined(__linux__)
+    if (madvise(base, size, 23) == 0) return; /* MADV_POPULATE_WRITE, newer than these headers */
+#endif
+    for (size_t i = 0; i < size; i += 4096) {
+        volatile char *p = (volatile char *)base + i;
+        *p = *p;
+    }
+}
+
+/* A descriptor pair that wakes an event loop from any thread; on Linux both are one eventfd. */
+static inline int hr_wake_open(int fds[2]) {
+#ifdef __linux__
+    fds[0] = fds[1] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return fds[0] < 0 ? -1 : 0;
+#else
+    if (pipe(fds) != 0) return -1;
+    for (int i = 0; i < 2; i++) {
+        fcntl(fds[i], F_SETFL, fcntl(fds[i], F_GETFL) | O_NONBLOCK);
+        fcntl(fds[i], F_SETFD, FD_CLOEXEC);
+    }
+    return 0;
+#endif
+}
+
+static inline void hr_wake(int fd) {
+    uint64_t one = 1;
+    ssize_t rc = write(fd, &one, 8);
+    (void)rc; /* full means that a wake-up is already waiting */
+}
+
+static inline void hr_wake_clear(int fd) {
+    uint64_t buffer[16];
+    while (read(fd, buffer, sizeof buffer) == (ssize_t)sizeof buffer) {}
+}
+
+static inline void hr_wake_close(int fds[2]) {
+    if (fds[0] >= 0) close(fds[0]);
+    if (fds[1] >= 0 && fds[1] != fds[0]) close(fds[1]);
+    fds[0] = fds[1] = -1;
+}
+
+#endif
