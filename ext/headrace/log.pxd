@@ -175,6 +175,7 @@ cdef class Log:
                             const uint8_t* payload, uint64_t payload_len, int64_t now) noexcept nogil
     cdef void make_readable(self) noexcept nogil
     cdef void ask_sync(self) noexcept nogil
+    cdef const char* directory(self) noexcept nogil
     cdef uint64_t lsn(self) noexcept nogil              # where the log ends: (segment number << 40) | position
     cdef uint64_t safe_lsn(self) noexcept nogil         # everything below is safe by the policy
     cdef uint64_t safe_offset(self) noexcept nogil
@@ -198,6 +199,7 @@ cdef class Log:
     cdef bint _carry_cursors(self, Segment* segment, int64_t now) except -1
     cdef int _write_cursor(self, str name, uint64_t offset, int64_t now) except -100
     cdef int _unlink(self, Segment* segment) except -1
+    cdef void _shut(self) noexcept
 
 
 cdef class LogReader:

@@ -1094,6 +1094,9 @@ cdef class Log:
             pthread_cond_signal(&st.sync_wanted)
             pthread_mutex_unlock(&st.lock)
 
+    cdef const char* directory(self) noexcept nogil:
+        return self.st.dir
+
     cdef uint64_t lsn(self) noexcept nogil:
         return (self.active.number << 40) | self.position
 
@@ -1563,6 +1566,13 @@ cdef class Log:
             self._release()
 
     def _release(self):
+        cdef Py_ssize_t i
+        for i in range(self.segments_count):
+            self.keeper.retired(self.segments_[i])
+        self._shut()
+
+    cdef void _shut(self) noexcept:
+        """Stops the threads and gives everything back to the system. Calls nobody, so that __dealloc__ may use it."""
         cdef State* st = self.st
         cdef Py_ssize_t i
         self.open = False
@@ -1578,7 +1588,6 @@ cdef class Log:
                 pthread_join(st.prepare_thread, NULL)
         st.sync_running = st.prepare_running = 0
         for i in range(self.segments_count):
-            self.keeper.retired(self.segments_[i])
             free_segment(self.segments_[i])
         self.segments_count = 0
         for i in range(st.pool_count):
@@ -1588,7 +1597,7 @@ cdef class Log:
         st.pool_count = st.recycle_count = 0
         hr_wake_close(st.wake_fds)
         if self.lock_fd >= 0:
-            os.close(self.lock_fd)
+            c_close(self.lock_fd)
             self.lock_fd = -1
 
     def __enter__(self):
@@ -1600,7 +1609,7 @@ cdef class Log:
     def __dealloc__(self):
         cdef uint32_t i
         if self.open:
-            self._release()
+            self._shut()
         if self.names != NULL:
             for i in range(self.names_count):
                 free(self.names[i].text)

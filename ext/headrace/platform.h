@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -123,6 +124,30 @@ static inline void hr_wake_close(int fds[2]) {
     if (fds[0] >= 0) close(fds[0]);
     if (fds[1] >= 0 && fds[1] != fds[0]) close(fds[1]);
     fds[0] = fds[1] = -1;
+}
+
+/* `data` as a read-only mapping of a file in `directory` that has no name any more; NULL where that fails. */
+static inline void *hr_map_unnamed(const char *directory, const void *data, size_t size) {
+    char path[4160];
+    size_t done = 0;
+    void *mapped;
+    int fd;
+    snprintf(path, sizeof path, "%s/index.XXXXXX", directory);
+    fd = mkstemp(path);
+    if (fd < 0) return NULL;
+    unlink(path);
+    while (done < size) {
+        ssize_t wrote = write(fd, (const char *)data + done, size - done);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) {
+            close(fd);
+            return NULL;
+        }
+        done += (size_t)wrote;
+    }
+    mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    return mapped == MAP_FAILED ? NULL : mapped;
 }
 
 #endif

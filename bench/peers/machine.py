@@ -1,0 +1,75 @@
+"""What the figures were measured on: processor, kernel, filesystem, versions, date. Measures nothing."""
+
+import os
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.peers import load, servers
+from bench.peers.failures import Unavailable
+from bench.peers.plan import Contender
+
+
+def describe(work: Path, contenders: frozenset[Contender], gateway: Path) -> dict[str, str]:
+    """One short text for each fact."""
+    facts = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{_cpu_model()} ({os.cpu_count()} CPUs)",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "filesystem": _filesystem(work),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+        "python": platform.python_version(),
+        "compiler": _first_line([load.compiler(), "--version"]),
+    }
+    if Contender.HEADRACE in contenders:
+        facts["headrace"] = _version([str(gateway), "--version"])
+    if contenders & {Contender.NATS, Contender.JETSTREAM}:
+        facts["nats-server"] = _version([str(servers.find_program("nats-server")), "--version"])
+    if Contender.REDIS in contenders:
+        facts["redis-server"] = _version([str(servers.find_program("redis-server")), "--version"])
+    return facts
+
+
+def line(facts: dict[str, str]) -> str:
+    """All of them in one line."""
+    return "; ".join(f"{name} {text}" for name, text in facts.items())
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _filesystem(directory: Path) -> str:
+    """The type of the filesystem that holds a directory: syncs cost nothing on some."""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    at = directory.resolve()
+    found = ("", "unknown")
+    for mount in lines:
+        _, point, kind = mount.split()[:3]
+        if at.is_relative_to(point) and len(point) >= len(found[0]):
+            found = (point, kind)
+    return found[1]
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} does not run: {error}") from error
+    if outcome.returncode != 0 or not outcome.stdout:
+        raise Unavailable(f"{' '.join(command)} failed: {outcome.stderr.strip()}")
+    return outcome.stdout.splitlines()[0]
+
+
+def _version(command: list[str]) -> str:
+    stated = re.search(r"\d+(\.\w+)+", _first_line(command))
+    return stated[0] if stated else "unknown"

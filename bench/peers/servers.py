@@ -1,0 +1,215 @@
+"""Starts each measured server on free loopback ports with its data in a directory of its own, and stops
+exactly what it started. Knows nothing of what is measured."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.peers.failures import RunFailed, Unavailable
+from bench.peers.plan import Contender
+
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+LOOPBACK = "127.0.0.1"
+OTHER_LISTENERS = ("overhop", "relink", "zeroctl", "felix")
+# Debian puts nats-server where only an administrator's shell looks.
+SYSTEM_PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/usr/bin")
+PACKAGES = {"nats-server": "nats-server", "redis-server": "redis-server"}
+
+
+def find_program(name: str) -> Path:
+    """Where a program of the system is."""
+    places = os.pathsep.join((os.environ.get("PATH", ""), *SYSTEM_PLACES))
+    found = shutil.which(name, path=places)
+    if found is None:
+        raise Unavailable(f"{name} was not found; install it (Debian's package is {PACKAGES[name]})")
+    return Path(found)
+
+
+def gateway_program() -> Path:
+    """The `headrace` command of the environment that runs this."""
+    return Path(sys.executable).parent / "headrace"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A server process: up inside a `with`, gone after it."""
+
+    def __init__(
+        self, name: str, port: int, command: list[str], home: Path, is_up: Callable[["Server"], bool]
+    ) -> None:
+        self.name = name
+        self.port = port
+        self._command = command
+        self._home = home
+        self._is_up = is_up
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def printed(self) -> Path:
+        """What it printed to standard output."""
+        return self._home / "stdout"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self._home.mkdir(parents=True)
+        with self.printed.open("wb") as out, (self._home / "stderr").open("wb") as err:
+            try:
+                # A session of its own, so that an interrupt at the terminal reaches only this program,
+                # which then stops the server in order.
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+            except OSError as error:
+                raise Unavailable(
+                    f"{self.name} did not start: {self._command[0]}: {error.strerror}"
+                ) from error
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = self._process.poll() if self._process else None
+        self._stop()
+        if ended is not None and kind is None:
+            raise RunFailed(f"{self.name} ended by itself with code {ended}: {self.last_words()}")
+
+    def cpu_seconds(self) -> float | None:
+        """What its process has used so far, where the system tells."""
+        try:
+            # The command's name, in parentheses, may itself hold spaces.
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def last_words(self) -> str:
+        """The end of what it wrote, for a message about its failure."""
+        for name in ("stderr", "stdout"):
+            lines = (self._home / name).read_text(errors="replace").strip().splitlines()
+            if lines:
+                return " | ".join(lines[-5:])
+        return "it wrote nothing"
+
+    def _wait_until_up(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_up(self):
+            if (code := self._process.poll()) is not None:
+                raise Unavailable(f"{self.name} did not come up: exit code {code}: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{self.name} did not come up within {START_SECONDS:.0f} s: {self.last_words()}"
+                )
+            time.sleep(0.01)
+
+    def _stop(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def says_ready(server: Server) -> bool:
+    """The gateway prints one line when everything listens."""
+    return any(line.startswith("headrace ready") for line in server.printed.read_text().splitlines())
+
+
+def answers(request: bytes, answer: bytes) -> Callable[[Server], bool]:
+    """Whether the server says `answer` after `request`."""
+
+    def is_up(server: Server) -> bool:
+        try:
+            with socket.create_connection((LOOPBACK, server.port), timeout=1.0) as connection:
+                connection.sendall(request)
+                return connection.recv(4096).startswith(answer)
+        except OSError:
+            return False
+
+    return is_up
+
+
+def headrace(home: Path, sync: str, program: Path) -> Server:
+    """This gateway, with the sink and the other protocols off."""
+    port = free_port()
+    settings = [
+        f"listen.blipmq.bind={LOOPBACK}:{port}",
+        f"admin.bind={LOOPBACK}:{free_port()}",
+        "drop.run=false",
+        f"log.sync={sync}",
+        *(f"listen.{protocol}.bind=" for protocol in OTHER_LISTENERS),
+    ]
+    command = [str(program), "serve", "--data", str(home / "data")]
+    for setting in settings:
+        command += ["--set", setting]
+    return Server("the gateway", port, command, home, says_ready)
+
+
+def nats(home: Path, *, jetstream: bool) -> Server:
+    """nats-server: its core, or with JetStream keeping files."""
+    port = free_port()
+    command = [str(find_program("nats-server")), "-a", LOOPBACK, "-p", str(port)]
+    if jetstream:
+        command += ["-js", "-sd", str(home / "jetstream")]
+    return Server("nats-server", port, command, home, answers(b"", b"INFO "))
+
+
+def redis(home: Path) -> Server:
+    """redis-server that syncs its append-only file before it answers, and never rewrites it meanwhile."""
+    port = free_port()
+    options = {
+        "bind": LOOPBACK,
+        "port": str(port),
+        "dir": str(home),
+        "save": "",
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "auto-aof-rewrite-percentage": "0",
+        "daemonize": "no",
+    }
+    command = [str(find_program("redis-server"))]
+    for name, value in options.items():
+        command += [f"--{name}", value]
+    return Server("redis-server", port, command, home, answers(b"PING\r\n", b"+PONG"))
+
+
+def server_for(contender: Contender, home: Path, sync: str, program: Path) -> Server | None:
+    """The server of a contender; memory copy and the discarding reader have none."""
+    match contender:
+        case Contender.HEADRACE:
+            return headrace(home, sync, program)
+        case Contender.NATS:
+            return nats(home, jetstream=False)
+        case Contender.JETSTREAM:
+            return nats(home, jetstream=True)
+        case Contender.REDIS:
+            return redis(home)
+        case Contender.DRAIN | Contender.MEMORY:
+            return None

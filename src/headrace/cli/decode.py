@@ -1,0 +1,227 @@
+"""`headrace decode`: bytes of a wire protocol to JSON lines, one a frame, and where and why they go wrong.
+
+It looks at bytes alone; it opens no connection and knows nothing of a running gateway."""
+
+import difflib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, cast
+
+import click
+
+from headrace.wire import blipmq
+
+Line = dict[str, object]
+Role = str
+
+# A line with one of these keys says what is not as the protocol has it; the exit code is then 1.
+COMPLAINTS: Final = frozenset({"error", "unfinished", "malformed"})
+
+READ_SIZE: Final = 65536
+
+
+# --- one reader per protocol: chunks of a stream in, JSON lines out -----------------------------------------
+
+
+def read_blipmq(chunks: Iterable[bytes], role: Role) -> Iterator[Line]:
+    decoder = blipmq.Decoder()
+    for chunk in chunks:
+        try:
+            frames = decoder.feed(chunk)
+        except blipmq.FrameError:
+            frames = []
+        for frame in frames:
+            yield blipmq_line(frame, role)
+        if decoder.error is not None:
+            bad = decoder.error
+            yield {"error": bad.kind, "position": bad.position, "reason": bad.reason}
+            return
+    if decoder.pending:
+        yield unfinished(decoder.position, decoder.pending, decoder.wanted)
+
+
+def blipmq_line(frame: blipmq.Frame, role: Role) -> Line:
+    line: Line = {
+        "start": frame.start,
+        "end": frame.end,
+        "type": frame.type.name,
+        "correlation": frame.correlation,
+    }
+    if isinstance(frame, blipmq.Malformed):
+        line["malformed"] = frame.kind
+        line["reason"] = frame.reason
+        line |= shown("payload", frame.payload)
+    else:
+        for name, value in frame.fields().items():
+            if name in ("payload", "trailing") and not value:
+                continue
+            line |= shown(name, value)
+    warnings = list(blipmq_warnings(frame, role))
+    if warnings:
+        line["warnings"] = warnings
+    return line
+
+
+def blipmq_warnings(frame: blipmq.Frame, role: Role) -> Iterator[str]:
+    """What is well-formed and still not right; what a server would refuse is said in its own words."""
+    both = {"PUBLISH", "ACK"}
+    server_only = {"NACK", "PONG"}
+    name = frame.type.name
+    if (role == "client" and name in server_only) or (role == "server" and name not in both | server_only):
+        yield "unexpected direction"
+    match frame:
+        case blipmq.Hello() if frame.version != blipmq.PROTOCOL_VERSION:
+            yield "unsupported protocol version"
+        case blipmq.Publish() | blipmq.Subscribe():
+            if not frame.topic:
+                yield "empty topic"
+            if frame.qos > 1:
+                yield "invalid QoS value"
+            if isinstance(frame, blipmq.Subscribe) and frame.trailing:
+                yield "bytes after the last field are ignored"
+        case blipmq.Poll() if frame.subscription == 0:
+            yield "subscription_id must be non-zero"
+        case blipmq.Ack() if frame.subscription == 0 and role == "client":
+            yield "subscription_id must be non-zero"
+        case blipmq.Ping() | blipmq.Pong() if frame.payload:
+            yield "the payload is ignored"
+
+
+# A protocol joins with one entry.
+READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
+    "blipmq": read_blipmq,
+}
+
+
+# --- what all readers share ---------------------------------------------------------------------------------
+
+
+def shown(name: str, value: object) -> Line:
+    """Bytes as text where a person can read it, otherwise as hex under a name that says so."""
+    if not isinstance(value, bytes):
+        return {name: value}
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return {f"{name}_hex": value.hex()}
+    if all(char.isprintable() or char in "\t\r\n" for char in text):
+        return {name: text}
+    return {f"{name}_hex": value.hex()}
+
+
+def unfinished(position: int, there: int, wanted: int) -> Line:
+    of = f" of {wanted}" if wanted else ""
+    return {
+        "unfinished": there,
+        "position": position,
+        "wanted": wanted or None,
+        "reason": f"the input ends inside a frame: {there}{of} bytes are there",
+    }
+
+
+class BadHex(ValueError):
+    """Text that is not hex; `position` counts the bytes before it, line and column count from 1."""
+
+    def __init__(self, position: int, line: int, column: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.line = line
+        self.column = column
+        self.reason = reason
+
+
+TOKEN: Final = re.compile(r"//.*|[^\s,:]+?(?=//|[\s,:]|$)")
+DIGITS: Final = re.compile(r"(?:0[xX])?((?:[0-9a-fA-F]{2})+)")
+
+
+def from_hex(lines: Iterable[str]) -> Iterator[bytes]:
+    """The bytes of each line. Spaces, commas, colons, 0x prefixes and // comments may stand between them."""
+    position = 0
+    for number, line in enumerate(lines, 1):
+        found = bytearray()
+        for token in TOKEN.finditer(line):
+            word = token.group()
+            if word.startswith("//"):
+                continue
+            digits = DIGITS.fullmatch(word)
+            if digits is None:
+                yield bytes(found)
+                reason = f"{word[:40]!r} is not pairs of hex digits"
+                raise BadHex(position + len(found), number, token.start() + 1, reason)
+            found += bytes.fromhex(digits[1])
+        position += len(found)
+        yield bytes(found)
+
+
+def input_chunks(arguments: tuple[str, ...], raw: bool) -> Iterator[bytes]:
+    if arguments:
+        given = " ".join(arguments)
+        if raw:
+            yield os.fsencode(given)
+        else:
+            yield from from_hex(given.splitlines())
+        return
+    stream = cast(io.BufferedReader, sys.stdin.buffer)
+    if raw:
+        # read1 gives what is there: a capture that is still growing is shown as it grows.
+        while chunk := stream.read1(READ_SIZE):
+            yield chunk
+    else:
+        yield from from_hex(line.decode("utf-8", "replace") for line in stream)
+
+
+def known_protocol(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    name = value.lower()
+    if name in READERS:
+        return name
+    near = difflib.get_close_matches(name, READERS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(READERS)}."
+    raise click.BadParameter(f"unknown protocol {value!r}; {hint}", ctx, param)
+
+
+@click.command("decode", short_help="Show the frames in bytes of a wire protocol.")
+@click.argument("protocol", callback=known_protocol)
+@click.argument("given", metavar="[HEX]...", nargs=-1)
+@click.option("--raw", is_flag=True, help="The input is the bytes themselves, not hex.")
+@click.option(
+    "--role",
+    type=click.Choice(["any", "client", "server"]),
+    default="any",
+    show_default=True,
+    help="Who sent the bytes; frames that only the other side sends are flagged.",
+)
+@click.pass_context
+def command(ctx: click.Context, protocol: str, given: tuple[str, ...], raw: bool, role: Role) -> None:
+    """Show the frames of PROTOCOL in HEX, or in standard input, as JSON lines.
+
+    Each line has the frame's byte range. Hex may have spaces, commas, colons, 0x prefixes and // comments.
+    The exit code is 1 if anything was malformed, unfinished or not of the protocol; a line says where and
+    why.
+    """
+    clean = True
+    try:
+        for line in READERS[protocol](input_chunks(given, raw), role):
+            clean = clean and COMPLAINTS.isdisjoint(line)
+            emit(line)
+    except BadHex as bad:
+        clean = False
+        emit(
+            {
+                "error": "bad hex",
+                "position": bad.position,
+                "line": bad.line,
+                "column": bad.column,
+                "reason": bad.reason,
+            }
+        )
+    if not clean:
+        ctx.exit(1)
+
+
+def emit(line: Line) -> None:
+    # As bytes: the output is UTF-8 whatever the terminal's encoding is.
+    click.echo(json.dumps(line, ensure_ascii=False).encode())

@@ -1,0 +1,138 @@
+"""What must hold between the settings of a configuration whose single values are all right. Looks at files
+for their presence only; knows nothing of where a value came from."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace import limits
+from headrace.config.addresses import HostPort
+from headrace.config.kinds import format_duration, format_size, toml_string
+from headrace.config.schema import PROTOCOLS, Config, dev_key
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Settings that do not go together; the first key is the one to name."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Everything that does not hold."""
+    yield from _log_sizes(config)
+    yield from _redelivery(config)
+    for protocol in PROTOCOLS:
+        yield from _tls(config, protocol)
+    yield from _addresses(config)
+    yield from _keys(config)
+
+
+def cautions(config: Config) -> Iterator[str]:
+    """What is allowed and yet probably not meant."""
+    blipmq = config.listen.blipmq
+    if blipmq.bind and not config.keys:
+        yield "listen.blipmq is on and there are no keys: nobody can authenticate"
+    public = [
+        address for address in blipmq.addresses if isinstance(address, HostPort) and not address.loopback
+    ]
+    if public and any(key.key == dev_key().key for key in config.keys):
+        yield f"listen.blipmq is open to other machines ({public[0]}) with the embedded key; set your keys"
+
+    for index, key in enumerate(config.keys):
+        for text in (*key.publish, *key.subscribe):
+            if any(word not in ("*", "#") and ("*" in word or "#" in word) for word in text.split(".")):
+                yield (
+                    f'keys[{index}] ("{key.name}"): in {toml_string(text)} a "*" or "#" is part of a word and'
+                    " so stands for itself; alone between dots it would stand for words"
+                )
+
+
+def _log_sizes(config: Config) -> Iterator[Conflict]:
+    log = config.log
+    segments = log.pool_segments + limits.LOG_SEGMENTS_BESIDE_POOL
+    least = segments * log.segment_bytes
+    if log.retention_bytes < least:
+        yield Conflict(
+            ("log.retention_bytes", "log.pool_segments", "log.segment_bytes"),
+            f"{format_size(log.retention_bytes)} is too little: {segments} segments (log.pool_segments"
+            f" + {limits.LOG_SEGMENTS_BESIDE_POOL}) of {format_size(log.segment_bytes)} need"
+            f" {format_size(least)}",
+        )
+    for protocol in PROTOCOLS:
+        listener = config.listen.of(protocol)
+        least = limits.LOG_MESSAGES_PER_SEGMENT * (listener.largest_message + limits.LOG_RECORD_OVERHEAD)
+        if listener.bind and listener.largest_message and log.segment_bytes < least:
+            yield Conflict(
+                ("log.segment_bytes", f"listen.{protocol}.max_frame_bytes"),
+                f"{format_size(log.segment_bytes)} is too little: {limits.LOG_MESSAGES_PER_SEGMENT} messages"
+                f" of listen.{protocol}.max_frame_bytes ({format_size(listener.largest_message)}) must fit in"
+                " it with their headers",
+            )
+
+
+def _redelivery(config: Config) -> Iterator[Conflict]:
+    bus = config.bus
+    if bus.max_redelivery_delay < bus.redelivery_delay:
+        yield Conflict(
+            ("bus.max_redelivery_delay", "bus.redelivery_delay"),
+            f"{format_duration(bus.max_redelivery_delay)} is less than bus.redelivery_delay,"
+            f" {format_duration(bus.redelivery_delay)}",
+        )
+
+
+def _tls(config: Config, protocol: str) -> Iterator[Conflict]:
+    section = f"listen.{protocol}"
+    listener = getattr(config.listen, protocol)
+    certificate, key, client_ca = f"{section}.tls_cert", f"{section}.tls_key", f"{section}.tls_client_ca"
+    if listener.tls_cert and not listener.tls_key:
+        yield Conflict((certificate, key), f"a certificate needs its private key: set {key}")
+    if listener.tls_key and not listener.tls_cert:
+        yield Conflict((key, certificate), f"a private key needs its certificate: set {certificate}")
+    if listener.tls_client_ca and not listener.tls_cert:
+        yield Conflict((client_ca, certificate), f"client certificates need TLS: set {certificate} and {key}")
+    for name in (certificate, key, client_ca):
+        path = getattr(listener, name.rpartition(".")[2])
+        if path and (wrong := _unreadable(Path(path))):
+            yield Conflict((name,), f"{path} {wrong}")
+
+
+def _unreadable(path: Path) -> str:
+    if not path.exists():
+        return "does not exist"
+    if not path.is_file():
+        return "is not a file"
+    return "" if os.access(path, os.R_OK) else "cannot be read"
+
+
+def _addresses(config: Config) -> Iterator[Conflict]:
+    """Two listeners on one address; Felix is on UDP, whose ports are others than TCP's."""
+    taken: dict[tuple[str, str], str] = {}
+    bindings = [(f"listen.{protocol}.bind", config.listen.of(protocol).addresses) for protocol in PROTOCOLS]
+    for key, addresses in [*bindings, ("admin.bind", config.admin.addresses)]:
+        network = "udp" if key == "listen.felix.bind" else "tcp"
+        for address in addresses:
+            if isinstance(address, HostPort) and address.port == 0:
+                continue
+            other = taken.setdefault((network, str(address)), key)
+            if other != key:
+                yield Conflict((key, other), f"{address} is taken by {other}")
+
+
+def _keys(config: Config) -> Iterator[Conflict]:
+    names: dict[str, int] = {}
+    secrets: dict[str, int] = {}
+    for index, key in enumerate(config.keys):
+        first = names.setdefault(key.name, index)
+        if first != index:
+            yield Conflict((f"keys[{index}].name",), f'"{key.name}" is the name of keys[{first}], too')
+        first = secrets.setdefault(key.key, index)
+        if first != index:
+            yield Conflict((f"keys[{index}].key",), f"it is the same as that of keys[{first}]")
+        if not key.publish and not key.subscribe:
+            yield Conflict(
+                (f"keys[{index}]",),
+                f'"{key.name}" may do nothing: give it filters to publish, to subscribe, or both, like ["#"]',
+            )

@@ -1,0 +1,436 @@
+"""The configuration as typed structs: which keys there are, what each means, what it accepts and its default.
+Knows nothing of files, the environment or how a value was given."""
+
+import re
+import socket
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from headrace import limits
+from headrace.config.addresses import Address, parse_address
+from headrace.config.kinds import (
+    Bind,
+    Choice,
+    Count,
+    DropLocation,
+    Duration,
+    FilePath,
+    Filters,
+    Flag,
+    Name,
+    Secret,
+    Size,
+    SyncPolicy,
+    TopicPrefix,
+)
+from headrace.config.settings import Section, Setting, TableArray, describe, leaves, setting, tables, value_at
+
+Protocol: TypeAlias = Literal["blipmq", "overhop", "relink", "zeroctl", "felix"]
+PROTOCOLS: tuple[Protocol, ...] = ("blipmq", "overhop", "relink", "zeroctl", "felix")
+
+BIND = "Where to listen."
+
+
+def host_name() -> str:
+    """The host's name, with what a node's name cannot have replaced."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
+    return name[: limits.NODE_NAME_CHARS] or "headrace"
+
+
+class Node(Section, frozen=True):
+    """Who this gateway is, among all that write into one drop directory."""
+
+    name: Annotated[
+        str,
+        setting(
+            "Name of this gateway in file names, columns and metrics. Two gateways that share a drop"
+            " directory need different names.",
+            Name(limits.NODE_NAME_CHARS),
+            default="the name of the host",
+        ),
+    ] = msgspec.field(default_factory=host_name)
+
+
+class LogConfig(Section, frozen=True):
+    """The log, which is the bus: where every accepted message is written first."""
+
+    sync: Annotated[
+        str,
+        setting(
+            "When a message is safe. `always`: once it is on the disk, in group commits; a peer is told only"
+            " then. `every:N` and `interval:MS` sync after so many messages or milliseconds, `none` leaves it"
+            " to the system; with these a message is safe once it is appended, which survives a crash of the"
+            " process but not of the machine.",
+            SyncPolicy(),
+        ),
+    ] = "always"
+    segment_bytes: Annotated[
+        int,
+        setting(
+            "Size of a segment file.",
+            Size(limits.LOG_SEGMENT_BYTES, multiple=limits.LOG_SEGMENT_MULTIPLE),
+        ),
+    ] = limits.LOG_SEGMENT_BYTES.default
+    pool_segments: Annotated[
+        int,
+        setting("How many segments are kept ready ahead of need.", Count(limits.LOG_POOL_SEGMENTS)),
+    ] = limits.LOG_POOL_SEGMENTS.default
+    retention_bytes: Annotated[
+        int,
+        setting(
+            "How much of the log is kept. At least pool_segments + 2 segments.",
+            Size(limits.LOG_RETENTION_BYTES),
+            reload=True,
+        ),
+    ] = limits.LOG_RETENTION_BYTES.default
+    retention_seconds: Annotated[
+        float,
+        setting(
+            "How long messages are kept.",
+            Duration(limits.LOG_RETENTION_SECONDS, zero="only retention_bytes decides"),
+            reload=True,
+        ),
+    ] = limits.LOG_RETENTION_SECONDS.default
+    on_full: Annotated[
+        Literal["block", "drop_oldest"],
+        setting(
+            "What happens when retention is reached and the oldest messages are not yet in the drop"
+            " directory. `block`: publishers wait, and are refused after block_timeout. `drop_oldest`: the"
+            " oldest go, and are counted.",
+            Choice(("block", "drop_oldest")),
+        ),
+    ] = "block"
+    block_timeout: Annotated[
+        float,
+        setting(
+            "How long a publisher waits for room before it is refused.",
+            Duration(limits.LOG_BLOCK_TIMEOUT),
+            reload=True,
+        ),
+    ] = limits.LOG_BLOCK_TIMEOUT.default
+    hold_for_subscriptions: Annotated[
+        bool,
+        setting("Whether durable subscriptions, too, may hold back retention.", Flag()),
+    ] = False
+
+
+class BusConfig(Section, frozen=True):
+    """Subscriptions: what is in flight, when it is sent again, and when it is given up."""
+
+    max_inflight: Annotated[
+        int,
+        setting(
+            "Messages that a subscription may have delivered and not yet acknowledged.",
+            Count(limits.BUS_MAX_INFLIGHT),
+            reload=True,
+        ),
+    ] = limits.BUS_MAX_INFLIGHT.default
+    redelivery_delay: Annotated[
+        float,
+        setting(
+            "Time until a message that was not acknowledged is delivered again; it doubles with each"
+            " delivery.",
+            Duration(limits.BUS_REDELIVERY_DELAY),
+            reload=True,
+        ),
+    ] = limits.BUS_REDELIVERY_DELAY.default
+    max_redelivery_delay: Annotated[
+        float,
+        setting("Where the doubling stops.", Duration(limits.BUS_MAX_REDELIVERY_DELAY), reload=True),
+    ] = limits.BUS_MAX_REDELIVERY_DELAY.default
+    max_deliveries: Annotated[
+        int,
+        setting(
+            "Deliveries of one message, the first included, before it goes to the dead-letter topic.",
+            Count(limits.BUS_MAX_DELIVERIES),
+            reload=True,
+        ),
+    ] = limits.BUS_MAX_DELIVERIES.default
+    dead_letter_prefix: Annotated[
+        str,
+        setting("Stands before a topic to make its dead-letter topic.", TopicPrefix()),
+    ] = "dead."
+    durable_grace: Annotated[
+        float,
+        setting(
+            "How long a durable subscription is kept after its peer has gone.",
+            Duration(limits.BUS_DURABLE_GRACE),
+            reload=True,
+        ),
+    ] = limits.BUS_DURABLE_GRACE.default
+    max_pending: Annotated[
+        int,
+        setting(
+            "Messages that a subscription may be behind; beyond it the oldest are skipped for that"
+            " subscription and counted.",
+            Count(limits.BUS_MAX_PENDING, zero="no limit"),
+            reload=True,
+        ),
+    ] = limits.BUS_MAX_PENDING.default
+
+
+class ListenerConfig(Section, frozen=True):
+    """What every listener has."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(default_factory=list)
+    tls_cert: Annotated[
+        str,
+        setting("Certificate chain (PEM); with tls_key it turns TLS on.", FilePath()),
+    ] = ""
+    tls_key: Annotated[str, setting("Private key (PEM) of the certificate.", FilePath())] = ""
+    tls_client_ca: Annotated[
+        str,
+        setting(
+            "Certificates (PEM) that a client's certificate must be signed by; clients then need one.",
+            FilePath(),
+        ),
+    ] = ""
+    max_connections: Annotated[
+        int,
+        setting(
+            "Connections at once; more are closed as they come.",
+            Count(limits.LISTEN_MAX_CONNECTIONS),
+            reload=True,
+        ),
+    ] = limits.LISTEN_MAX_CONNECTIONS.default
+    idle_timeout: Annotated[
+        float,
+        setting(
+            "How long a connection may be silent in both directions before it is closed.",
+            Duration(limits.LISTEN_IDLE_TIMEOUT, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.LISTEN_IDLE_TIMEOUT.default
+    high_water: Annotated[
+        int,
+        setting(
+            "Output that may wait for a slow peer; nothing more is delivered to it while there is more than"
+            " this.",
+            Size(limits.LISTEN_HIGH_WATER),
+            reload=True,
+        ),
+    ] = limits.LISTEN_HIGH_WATER.default
+    stall_timeout: Annotated[
+        float,
+        setting(
+            "How long a peer may leave that output unread before it is dropped.",
+            Duration(limits.LISTEN_STALL_TIMEOUT),
+            reload=True,
+        ),
+    ] = limits.LISTEN_STALL_TIMEOUT.default
+    backlog: Annotated[
+        int,
+        setting("Connections that may wait to be accepted.", Count(limits.LISTEN_BACKLOG)),
+    ] = limits.LISTEN_BACKLOG.default
+
+    @property
+    def addresses(self) -> list[Address]:
+        """`bind`, taken apart; empty if the listener is off."""
+        return [parse_address(text) for text in self.bind]
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a peer may send; 0 if the configuration does not bound it."""
+        return 0
+
+
+class BlipmqListener(ListenerConfig, frozen=True):
+    """BlipMQ over TCP, TLS or a Unix socket."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:5555"]
+    )
+    max_frame_bytes: Annotated[
+        int,
+        setting(
+            "Largest frame; a longer one closes the connection. Two must fit in a segment of the log.",
+            Size(limits.BLIPMQ_FRAME_BYTES),
+        ),
+    ] = limits.BLIPMQ_FRAME_BYTES.default
+    handshake_timeout: Annotated[
+        float,
+        setting(
+            "How long a connection may take to authenticate.",
+            Duration(limits.BLIPMQ_HANDSHAKE_TIMEOUT, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.BLIPMQ_HANDSHAKE_TIMEOUT.default
+
+    @property
+    def largest_message(self) -> int:
+        return self.max_frame_bytes
+
+
+class OverhopListener(ListenerConfig, frozen=True):
+    """Overhop over TCP, TLS or a Unix socket."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:9876"]
+    )
+
+
+class RelinkListener(ListenerConfig, frozen=True):
+    """Relink over TCP, TLS or a Unix socket."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:5600"]
+    )
+
+
+class ZeroctlListener(ListenerConfig, frozen=True):
+    """zeroctl over TCP, TLS or a Unix socket."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:5700"]
+    )
+
+
+class FelixListener(ListenerConfig, frozen=True):
+    """Felix over QUIC, so its addresses are UDP."""
+
+    bind: Annotated[list[str], setting(BIND, Bind(("host", "fd")))] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:5000"]
+    )
+
+
+class Listen(Section, frozen=True):
+    """One listener for each protocol."""
+
+    blipmq: BlipmqListener = msgspec.field(default_factory=BlipmqListener)
+    overhop: OverhopListener = msgspec.field(default_factory=OverhopListener)
+    relink: RelinkListener = msgspec.field(default_factory=RelinkListener)
+    zeroctl: ZeroctlListener = msgspec.field(default_factory=ZeroctlListener)
+    felix: FelixListener = msgspec.field(default_factory=FelixListener)
+
+    def of(self, protocol: Protocol) -> ListenerConfig:
+        listener: ListenerConfig = getattr(self, protocol)
+        return listener
+
+
+class Key(Section, frozen=True):
+    """Who may connect, and what they may do. A key without filters for a right does not have that right."""
+
+    name: Annotated[
+        str,
+        setting("Name of the key in logs and in the `source` column.", Name(limits.KEY_NAME_CHARS)),
+    ]
+    key: Annotated[str, setting("What the client presents.", Secret())]
+    publish: Annotated[list[str], setting("Topics that it may publish to.", Filters())] = msgspec.field(
+        default_factory=list
+    )
+    subscribe: Annotated[list[str], setting("Topics that it may subscribe to.", Filters())] = msgspec.field(
+        default_factory=list
+    )
+
+    def __repr__(self) -> str:
+        return f"Key(name={self.name!r}, key=..., publish={self.publish!r}, subscribe={self.subscribe!r})"
+
+
+def dev_key() -> Key:
+    """The embedded key, for a gateway that only its own machine can reach."""
+    return Key(name="dev", key="dev-key", publish=["#"], subscribe=["#"])
+
+
+class Admin(Section, frozen=True):
+    """The web side: metrics, health and status over HTTP."""
+
+    bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:8600"]
+    )
+
+    @property
+    def addresses(self) -> list[Address]:
+        """`bind`, taken apart; empty if there is no web side."""
+        return [parse_address(text) for text in self.bind]
+
+
+class Drop(Section, frozen=True):
+    """The drop directory, where Spark finds every message as Parquet."""
+
+    uri: Annotated[str, setting("Where the files go.", DropLocation())] = ""
+    roll_rows: Annotated[
+        int,
+        setting("A file ends after so many rows.", Count(limits.DROP_ROLL_ROWS)),
+    ] = limits.DROP_ROLL_ROWS.default
+    roll_bytes: Annotated[
+        int,
+        setting("A file ends after so many bytes of messages.", Size(limits.DROP_ROLL_BYTES)),
+    ] = limits.DROP_ROLL_BYTES.default
+    roll_seconds: Annotated[
+        float,
+        setting("A file ends so long after its first row.", Duration(limits.DROP_ROLL_SECONDS)),
+    ] = limits.DROP_ROLL_SECONDS.default
+    run: Annotated[
+        bool,
+        setting(
+            "Whether the gateway writes the files itself; `false` leaves it to a `headrace sink` process.",
+            Flag(),
+        ),
+    ] = True
+
+
+class Logging(Section, frozen=True):
+    """The gateway's own log lines, on standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        setting(
+            "The least that is worth a line.", Choice(("debug", "info", "warning", "error")), reload=True
+        ),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "human", "json"],
+        setting("`auto` is for humans on a terminal and JSON elsewhere.", Choice(("auto", "human", "json"))),
+    ] = "auto"
+
+
+class Gateway(Section, frozen=True):
+    """The process."""
+
+    loop: Annotated[
+        Literal["auto", "uvloop", "asyncio"],
+        setting(
+            "The event loop; `auto` is uvloop where it is installed.", Choice(("auto", "uvloop", "asyncio"))
+        ),
+    ] = "auto"
+    drain_timeout: Annotated[
+        float,
+        setting(
+            "How long work in flight may take to finish when the gateway stops.",
+            Duration(limits.GATEWAY_DRAIN_TIMEOUT),
+            reload=True,
+        ),
+    ] = limits.GATEWAY_DRAIN_TIMEOUT.default
+
+
+class Config(Section, frozen=True):
+    """Everything that an operator can set. `Config()` is the embedded default."""
+
+    node: Node = msgspec.field(default_factory=Node)
+    log: LogConfig = msgspec.field(default_factory=LogConfig)
+    bus: BusConfig = msgspec.field(default_factory=BusConfig)
+    listen: Listen = msgspec.field(default_factory=Listen)
+    keys: Annotated[
+        list[Key],
+        tables(
+            "There may be any number; setting one replaces the embedded one.",
+            reload=True,
+        ),
+    ] = msgspec.field(default_factory=lambda: [dev_key()])
+    admin: Admin = msgspec.field(default_factory=Admin)
+    drop: Drop = msgspec.field(default_factory=Drop)
+    logging: Logging = msgspec.field(default_factory=Logging)
+    gateway: Gateway = msgspec.field(default_factory=Gateway)
+
+    def changes(self, other: "Config") -> list[str]:
+        """The dotted keys whose values differ in `other`; an array of tables counts as one key."""
+        return [key for key in SETTINGS if value_at(self, key) != value_at(other, key)]
+
+
+SETTINGS: dict[str, Setting | TableArray] = {leaf.key: leaf for leaf in leaves(describe(Config))}
+
+
+def reloadable(key: str) -> bool:
+    """Whether a running gateway can take a new value for this key."""
+    return SETTINGS[key].reload

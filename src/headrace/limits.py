@@ -1,0 +1,206 @@
+"""Every limit of the gateway, with its default, its hard bounds and its reason. Knows nothing of who enforces
+them: the configuration offers those that an operator may move, the rest are constants."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Number = TypeVar("Number", int, float)
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+TiB = 1 << 40
+
+SECOND = 1.0
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Limit(Generic[Number]):
+    """A limit that an operator may move between two bounds."""
+
+    default: Number
+    minimum: Number
+    maximum: Number
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.minimum <= self.default <= self.maximum:
+            raise ValueError(f"default {self.default} is outside {self.minimum}..{self.maximum}")
+
+
+# --- the log ------------------------------------------------------------------------------------------------
+
+LOG_SEGMENT_BYTES = Limit(
+    64 * MiB,
+    256 * KiB,
+    1 * GiB,
+    "Large enough that a change of segments is rare, small enough that retention goes in fine steps and that"
+    " preparing one is no burden; positions inside a segment stay below 1 GiB.",
+)
+LOG_SEGMENT_MULTIPLE = 4 * KiB  # segments are mapped, so they are whole pages
+LOG_POOL_SEGMENTS = Limit(
+    3,
+    1,
+    64,
+    "A burst that fits in the pool goes into memory that is already faulted in; each more costs segment_bytes"
+    " of disk and page cache.",
+)
+LOG_RETENTION_BYTES = Limit(
+    4 * GiB,
+    1 * MiB,
+    1024 * TiB,
+    "Enough to outlive a consumer that is away for a while, small enough for the disk of an edge machine.",
+)
+LOG_RETENTION_SECONDS = Limit(
+    0.0, 0.0, 3650 * DAY, "By default only space decides; age is for data that must not stay."
+)
+LOG_BLOCK_TIMEOUT = Limit(
+    5.0,
+    0.0,
+    1 * HOUR,
+    "Longer than a segment takes to become free under load, shorter than the patience of most clients.",
+)
+LOG_SYNC_EVERY = Limit(
+    64, 1, 1_000_000, "Beyond a million messages between syncs the policy is `none` in all but name."
+)
+LOG_SYNC_INTERVAL_MS = Limit(
+    20, 1, 60_000, "A minute of messages is the most that a sync policy should put at stake."
+)
+
+# A record must fit in a segment, and what does not fit any more at a segment's end is lost space: with room
+# for two of the largest messages that is less than half of it.
+LOG_MESSAGES_PER_SEGMENT = 2
+# More than a record has beside what its peer sent: a header of 48 bytes and padding to 8.
+LOG_RECORD_OVERHEAD = 64
+# Besides the prepared ones, the segment being filled and the oldest one, which is leaving, take up space.
+LOG_SEGMENTS_BESIDE_POOL = 2
+
+# --- the bus ------------------------------------------------------------------------------------------------
+
+BUS_MAX_INFLIGHT = Limit(
+    1024,
+    1,
+    65_536,
+    "What is in flight is the only thing a subscription keeps in memory per message; a thousand fills any"
+    " link with a round trip of milliseconds.",
+)
+BUS_REDELIVERY_DELAY = Limit(
+    2.0, 0.01, 1 * HOUR, "Longer than a healthy consumer takes, short enough to notice one that died."
+)
+BUS_MAX_REDELIVERY_DELAY = Limit(
+    300.0, 0.01, 1 * DAY, "Spares a consumer in trouble, and still does not let a message be forgotten."
+)
+BUS_MAX_DELIVERIES = Limit(
+    5, 1, 1000, "2, 4, 8 and 16 s apart: half a minute of trouble is survived, poison is not repeated."
+)
+BUS_DURABLE_GRACE = Limit(
+    1 * HOUR, 0.0, 365 * DAY, "A consumer that is redeployed comes back; one that is gone is forgotten."
+)
+BUS_MAX_PENDING = Limit(
+    0, 0, 1 << 40, "Pending messages are positions on the log and cost no memory, so there is no limit."
+)
+# BlipMQ counts a topic's bytes with 16 bits; a longer one could not reach its subscribers.
+TOPIC_BYTES = 65_535
+# With room left for the topic itself behind it.
+DEAD_LETTER_PREFIX_CHARS = 128
+
+# --- listeners and connections ------------------------------------------------------------------------------
+
+LISTEN_MAX_CONNECTIONS = Limit(
+    10_000,
+    1,
+    1_000_000,
+    "At 16 KiB for an idle connection this is 160 MiB; the limit on open files must allow as many.",
+)
+LISTEN_IDLE_TIMEOUT = Limit(
+    0.0, 0.0, 7 * DAY, "A publisher may have nothing to say for days; a dead peer is TCP keep-alive's work."
+)
+LISTEN_HIGH_WATER = Limit(
+    256 * KiB,
+    16 * KiB,
+    64 * MiB,
+    "Enough that a reading peer does not run dry between two turns of the loop; a thousand peers that stop"
+    " reading at once hold 256 MiB.",
+)
+LISTEN_STALL_TIMEOUT = Limit(
+    30.0, 0.05, 1 * HOUR, "Longer than a network hiccup or a garbage collection at the peer."
+)
+LISTEN_BACKLOG = Limit(
+    1024, 1, 65_535, "A reconnecting fleet arrives at once; the kernel caps this at net.core.somaxconn."
+)
+
+# struct sockaddr_un has 108 bytes, the last of them a NUL.
+UNIX_PATH_BYTES = 107
+# sd_listen_fds_with_names(3) allows this many characters for a name.
+FD_NAME_CHARS = 255
+# RFC 1035 §2.3.4.
+HOST_NAME_CHARS = 253
+
+BLIPMQ_FRAME_BYTES = Limit(
+    16 * MiB,
+    64 * KiB,
+    16 * MiB,
+    "The protocol's own limit, on type, correlation id and payload (blipmq, frame layout).",
+)
+BLIPMQ_HANDSHAKE_TIMEOUT = Limit(
+    30.0,
+    0.0,
+    1 * HOUR,
+    "The protocol has none, but a peer that never authenticates would hold a connection for nothing; 30 s is"
+    " time for a slow link and for a second try with another key.",
+)
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+KEY_BYTES = 65_535  # BlipMQ counts a key's bytes with 16 bits
+KEY_NAME_CHARS = 64  # it is in logs and in the `source` column
+KEY_FILTERS = 1000  # rights are a handful of filters; this bounds the work of checking them
+
+# --- the drop directory -------------------------------------------------------------------------------------
+
+DROP_ROLL_ROWS = Limit(
+    1_000_000, 1, 100_000_000, "A few row groups a file: enough for Spark to skip by, small enough to hold."
+)
+DROP_ROLL_BYTES = Limit(
+    128 * MiB,
+    64 * KiB,
+    8 * GiB,
+    "Spark's default split is 128 MiB; smaller files cost it more to list than to read.",
+)
+DROP_ROLL_SECONDS = Limit(
+    60.0, 0.1, 1 * HOUR, "How stale a quiet stream may be in Spark; a file never spans two hours anyway."
+)
+
+# --- the process --------------------------------------------------------------------------------------------
+
+# It is part of file names, next to a log id and two offsets; all together may have 255 bytes.
+NODE_NAME_CHARS = 64
+GATEWAY_DRAIN_TIMEOUT = Limit(
+    10.0, 0.0, 1 * HOUR, "Shorter than the 90 s after which systemd kills, long enough for a final sync."
+)
+# Thousands of keys fit; a wrong path to a large or endless file is found out early.
+CONFIG_FILE_BYTES = 4 * MiB
+
+# --- event lines --------------------------------------------------------------------------------------------
+
+# Of one field, so that a peer's bytes cannot make a line that log collectors cut or drop.
+EVENT_VALUE_CHARS = 1024
+# Of a list or table in a field, for the same reason.
+EVENT_VALUE_ITEMS = 32
+# Nested deeper than this, a value is written as its text.
+EVENT_VALUE_DEPTH = 4
+# A traceback with its causes; what collectors take as one line begins at 16 KiB.
+EVENT_EXCEPTION_CHARS = 12 * KiB
+# Lines of one event and key at once, so that the beginning of an incident is seen whole.
+EVENT_BURST = 5
+# Seconds between them afterwards.
+EVENT_EVERY = 1.0
+# The same over all keys of an event: ten thousand peers are one flood.
+EVENT_NAME_BURST = 100
+# Lines of one event a second over all its keys, once that burst is used up.
+EVENT_NAME_RATE = 20.0
+# Keys remembered at once, at some 200 bytes each; the one that was quiet longest is forgotten first.
+EVENT_BUCKETS = 4096

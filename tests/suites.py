@@ -1,0 +1,77 @@
+"""What some tests need from the system beside Python, and how to tell that it is there.
+
+A test asks for it with `@pytest.mark.needs("java")`. conftest.py leaves out tests whose needs are not met,
+.ci/system_packages.py installs what is missing; this file knows nothing of either, and needs only Python.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+JAVA_OLDEST = 17  # Spark 4 runs on nothing older
+JAVA_PLACES: tuple[tuple[str, str], ...] = (
+    ("/usr/lib/jvm", "*/bin/java"),
+    ("/opt/homebrew/opt", "openjdk*/bin/java"),
+    ("/usr/local/opt", "openjdk*/bin/java"),
+    ("/Library/Java/JavaVirtualMachines", "*/Contents/Home/bin/java"),
+)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A program of the system that some tests run."""
+
+    label: str
+    """What it is called in a sentence."""
+    find: Callable[[], Path | None]
+    """The program's path, or nothing where it is missing or too old."""
+    packages: Mapping[str, tuple[str, ...]]
+    """By package manager: the packages that hold it, the first one that exists is taken."""
+
+    @property
+    def missing(self) -> str:
+        """One sentence: what is not there, and what to do about it."""
+        names = ", ".join(f"{manager}: {names[0]}" for manager, names in self.packages.items())
+        return f"{self.label} was not found; install it ({names})"
+
+
+def java_candidates() -> Iterator[Path]:
+    """Where a Java may be: what the user chose, what the shell would run, where systems keep the others."""
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home, "bin", "java")
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    for directory, pattern in JAVA_PLACES:
+        yield from sorted(Path(directory).glob(pattern), reverse=True)
+
+
+def java_version(java: Path) -> int:
+    """The major version that a Java says it has; 0 where it does not run."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    stated = re.search(r'version "(\d+)', answer.stderr)
+    return int(stated[1]) if stated else 0
+
+
+def find_java() -> Path | None:
+    return next((java for java in java_candidates() if java_version(java) >= JAVA_OLDEST), None)
+
+
+REQUIREMENTS = {
+    "java": Requirement(
+        label=f"Java {JAVA_OLDEST} or later",
+        find=find_java,
+        packages={
+            "apt-get": ("openjdk-21-jre-headless", "openjdk-17-jre-headless", "default-jre-headless"),
+            "dnf": ("java-21-openjdk-headless", "java-17-openjdk-headless"),
+            "apk": ("openjdk21-jre-headless", "openjdk17-jre-headless"),
+            "brew": ("openjdk@21", "openjdk@17"),
+        },
+    ),
+}
