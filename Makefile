@@ -66,9 +66,9 @@ test-oldest: $(VENV)/.dev system-packages ## run the tests with the oldest versi
 soak: $(built) $(VENV)/.dev system-packages ## run the tests with SOAK (20) times the kills, examples and load
 	HEADRACE_SOAK=$(SOAK) $(pytest) --timeout=$$((300 * $(SOAK))) $(ARGS)
 
-bench: $(built) $(VENV)/.dev ## run the benchmarks; figures and machine go to .benchmarks/
-	@mkdir -p .benchmarks
-	$(pytest) bench --benchmark-only --benchmark-json=.benchmarks/$$(date -u +%Y%m%dT%H%M%SZ).json --timeout=0 $(ARGS)
+bench: $(built) $(VENV)/.dev ## run the benchmarks; figures and machine go to bench/results/
+	@mkdir -p bench/results
+	$(pytest) bench --benchmark-only --benchmark-json=bench/results/$$(date -u +%Y%m%d-%H%M%S).json --timeout=0 $(ARGS)
 
 clean: ## remove what was built and what checks left behind
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/headrace.egg-info $(VENV)/.built*

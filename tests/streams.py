@@ -48,7 +48,7 @@ def run(loop: str, main: Callable[[], Awaitable[T]]) -> T:
 
 async def until(condition: Callable[[], object]) -> None:
     """Returns when the condition holds; a test in which it never does fails by run()'s time limit."""
-    while not condition():  # noqa: ASYNC110 - what is waited for happens outside of asyncio
+    while not condition():
         await asyncio.sleep(0.001)
 
 
@@ -139,7 +139,7 @@ class Server:
     ) -> None:
         self._server.close()
         self.board.abort()
-        await self.board.wait_empty()
+        await asyncio.wait_for(self.board.wait_empty(), 10)
         self.board.close()
 
     async def connect(

@@ -524,9 +524,9 @@ def test_a_peer_that_reads_nothing_is_bounded_and_then_dropped(
         )
         async with server:
             reader, writer = await server.connect(certificates.client() if carrier == "tls" else None)
-            writer.transport.pause_reading()
             await until(lambda: server.sessions)
             [session] = server.sessions
+            writer.transport.pause_reading()
             session.connection.wake()
             await until(lambda: session.losses)
             assert server.seen.stalls == ["test-1"]
@@ -964,6 +964,8 @@ IDLE_CONNECTIONS = textwrap.dedent("""
             return int(file.read().split()[1]) * resource.getpagesize()
 
     async def main(count: int, path: str) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         async with Server(Frames, unix=path or None) as server:
             def connect() -> socket.socket:
                 if path:
@@ -1008,7 +1010,7 @@ def test_an_idle_connection_costs_at_most_16_kib(loop: str, unix: bool, tmp_path
     # In a process of its own, since other tests leave memory behind that would be used again unseen.
     socket_path = str(tmp_path / "socket") if unix else ""
     done = subprocess.run(
-        [sys.executable, "-c", IDLE_CONNECTIONS, loop, "400", socket_path],
+        [sys.executable, "-c", IDLE_CONNECTIONS, loop, "2000", socket_path],
         capture_output=True,
         text=True,
         check=True,

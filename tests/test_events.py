@@ -59,9 +59,10 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def human(log: EventLog, *, level: str = "info") -> io.StringIO:
+def human() -> io.StringIO:
+    """A stream that is set up for people, and is no terminal."""
     stream = io.StringIO()
-    events.setup(level, "human", stream)
+    events.setup("info", "human", stream)
     return stream
 
 
@@ -213,7 +214,7 @@ def test_json_can_be_asked_for_on_a_terminal(log: EventLog) -> None:
 
 
 def test_human_line_elsewhere_has_no_colours_and_quotes_where_needed(log: EventLog) -> None:
-    stream = human(log)
+    stream = human()
     log.info(
         "a.b", plain="x.y:5", spaced="x y", quoted='x"y', empty="", number=5, flag=True, many=["x"], größe="ö"
     )
@@ -225,7 +226,7 @@ def test_human_line_elsewhere_has_no_colours_and_quotes_where_needed(log: EventL
 
 
 def test_nothing_that_a_peer_sends_breaks_the_line_or_reaches_the_terminal_raw(log: EventLog) -> None:
-    stream = human(log)
+    stream = human()
     log.info("a", peer="x\n2020 info forged\x1b[2J\x9b\u202e\u2028\udcff", raw=b"\x1b[2J\n")
     text = stream.getvalue()
     assert text.count("\n") == 1
@@ -234,7 +235,7 @@ def test_nothing_that_a_peer_sends_breaks_the_line_or_reaches_the_terminal_raw(l
 
 
 def test_human_exception_is_on_the_line_with_the_way_it_took(log: EventLog) -> None:
-    stream = human(log)
+    stream = human()
 
     def fail() -> None:
         raise ValueError("bad\nthing")
@@ -249,8 +250,8 @@ def test_human_exception_is_on_the_line_with_the_way_it_took(log: EventLog) -> N
     assert " fail]" in text
 
 
-def test_human_line_of_a_library_says_whose_it_is(log: EventLog) -> None:
-    stream = human(log)
+def test_human_line_of_a_library_says_whose_it_is() -> None:
+    stream = human()
     logging.getLogger("asyncio").error("oh no")
     assert stream.getvalue().endswith(' error   log logger=asyncio message="oh no"\n')
 

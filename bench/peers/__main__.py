@@ -22,6 +22,7 @@ QUIET = 0.5  # load average for each CPU above which figures mean little
 
 
 def _stop_in_order(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb what the first one starts
     raise KeyboardInterrupt  # so that the servers are stopped and their directories removed
 
 

@@ -34,10 +34,16 @@ class Verdict:
     @property
     def sentence(self) -> str:
         outcome = "pass" if self.passed else "FAIL"
-        wanted = f"at least {self.bound:g}" if self.at_least else f"below {self.bound:g}"
+        wanted = "at least" if self.at_least else "below"
         return (
-            f"{outcome}  {self.cell.name}: {self.what} {self.measured:.3g} {self.unit} ({wanted} {self.unit})"
+            f"{outcome}  {self.cell.name}: {self.what}: {self.shown} ({wanted} {self.bound:,g} {self.unit})"
         )
+
+    @property
+    def shown(self) -> str:
+        """What was measured, with its unit."""
+        digits = f"{self.measured:,.0f}" if self.measured >= 100 else f"{self.measured:.3g}"
+        return f"{digits} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Ratio:
                 continue
             ratio = results.ratio(cell, self.peer)
             if ratio is not None:
-                yield Verdict(cell, f"rate by {self.peer.label}'s", ratio, self.at_least, True, "×")
+                yield Verdict(cell, f"rate, times that of {self.peer.label}", ratio, self.at_least, True, "×")
 
 
 RATIOS = (
@@ -82,7 +88,9 @@ def _times(results: Results) -> Iterator[Verdict]:
             yield Verdict(cell, "p50", ours, ROUNDTRIP_P50_US, False, "µs")
         ratio = results.ratio(cell, Contender.NATS)
         if ratio is not None:
-            yield Verdict(cell, "p50 by nats-server's request/reply", ratio, ROUNDTRIP_RATIO, False, "×")
+            yield Verdict(
+                cell, "p50, times that of nats-server's request/reply", ratio, ROUNDTRIP_RATIO, False, "×"
+            )
     for cell in results.cells(Family.LATENCY):
         ours = results.figure(cell, Contender.HEADRACE)
         if ours is not None:

@@ -50,7 +50,7 @@ enum {
     MAX_POLLS = 2048,          /* POLLs in one batch; a batch ends with a PING */
     MIN_POLLS = 64,
     POLL_BATCHES = 2,          /* batches under way, so that the server need not wait for the next one */
-    QUANTUM_NS = 50 * 1000,    /* pacing: messages that are due are sent at most this late */
+    QUANTUM_NS = 50 * 1000,    /* pacing: messages that are due are sent together, this often */
     PATIENCE_SECONDS = 10,     /* for an answer, while connecting and in round trips */
     REGION_BYTES = 256 << 20,  /* mapped file for the memory limit: larger than the caches */
 };
@@ -790,7 +790,8 @@ static void run_deliver(struct peer *subscriber, struct peer *publishers) {
     int64_t start = now_ns();
     while (subscriber->delivered - before < total) {
         for (unsigned i = 0; i < options.connections; i++) {
-            if (!left[i] || publishers[i].granted || asked + grant - (subscriber->delivered - before) > ahead) continue;
+            if (!left[i] || publishers[i].granted) continue;
+            if (asked + grant - (subscriber->delivered - before) > ahead) continue;
             uint64_t n = left[i] < grant ? left[i] : grant;
             publishers[i].granted += n * frame_bytes;
             left[i] -= n;
@@ -809,12 +810,14 @@ static void run_latency(struct peer *subscriber, struct peer *publishers) {
     uint8_t *frame = room_for(frame_bytes);
     memcpy(frame, publishers[0].block, frame_bytes);
     warm_until = total / 10;
-    int64_t start = now_ns(), patience = start + (int64_t)((options.seconds + 10) * 1e9);
+    int64_t start = now_ns(), next = start, patience = start + (int64_t)((options.seconds + 10) * 1e9);
     while (subscriber->delivered - before < total) {
         int64_t now = now_ns();
         if (now > patience) break;
         uint64_t due = (uint64_t)((double)(now - start) / ns_each);
         if (due > total) due = total;
+        if (now < next) due = sent;
+        else next = now + QUANTUM_NS;
         for (unsigned n = 0; sent < due && n < TURN_MESSAGES; n++, sent++) {
             struct peer *publisher = &publishers[sent % options.connections];
             if (publisher->out_used - publisher->out_at > HELD_BYTES) break;
@@ -823,36 +826,38 @@ static void run_latency(struct peer *subscriber, struct peer *publishers) {
             memcpy(frame + payload_at + 8, &sent, 8);
             put(publisher, frame, frame_bytes);
         }
-        turn(sent < due ? 0 : sent < total ? QUANTUM_NS : WHILE);
+        turn(sent < total ? next - now : WHILE);
     }
     seen.lost = total - (subscriber->delivered - before);
     note_run(total, now_ns() - start);
     free(frame);
 }
 
-/* Round trips: N of them after a tenth as many that are not timed, or as many as fit into --seconds. */
+/* Round trips: N of them, or as many as fit into --seconds, after a tenth of that which is not timed. */
 struct trips {
-    uint64_t warm;
-    int64_t start, begin, end;
+    uint64_t timed;              /* how many were timed so far */
+    int64_t warm_end, start, begin, end;
 };
 
 static struct trips plan_trips(void) {
-    int64_t now = now_ns();
-    return (struct trips){
-        options.messages / 10, now, now, options.seconds > 0 ? now + (int64_t)(options.seconds * 1e9) : INT64_MAX};
+    int64_t now = now_ns(), allowed = (int64_t)((options.seconds > 0 ? options.seconds : MAX_SECONDS_SEEN) * 1e9);
+    return (struct trips){.warm_end = now + allowed / 10, .begin = now, .end = now + allowed};
 }
 
 static bool another_trip(struct trips *trips, uint64_t number) {
     trips->begin = now_ns();
-    if (number == trips->warm) trips->start = trips->begin;
-    if (number < trips->warm + options.messages && trips->begin < trips->end) return true;
-    if (times.total == 0) die("not one round trip could be timed within %.1f s", options.seconds);
-    note_run(times.total, trips->begin - trips->start);
+    if (!trips->start && (number >= options.messages / 10 || trips->begin >= trips->warm_end))
+        trips->start = trips->begin;
+    if (trips->timed < options.messages && trips->begin < trips->end) return true;
+    if (!trips->timed) die("not one round trip could be timed within %.1f s", options.seconds);
+    note_run(trips->timed, trips->begin - trips->start);
     return false;
 }
 
-static void end_trip(const struct trips *trips, uint64_t number) {
-    if (number >= trips->warm) record_time(now_ns() - trips->begin);
+static void end_trip(struct trips *trips) {
+    if (!trips->start) return;
+    record_time(now_ns() - trips->begin);
+    trips->timed++;
 }
 
 static void answer_ping(struct peer *peer) {
@@ -870,7 +875,7 @@ static void run_roundtrip_blipmq(struct peer *peer) {
         write_all(peer, poll, sizeof poll);
         await(peer, &peer->delivered, i + 1, "POLL");
         flush_blocking(peer); /* the acknowledgement */
-        end_trip(&trips, i);
+        end_trip(&trips);
     }
 }
 
@@ -896,7 +901,7 @@ static void run_roundtrip_nats(struct peer *responder, struct peer *requester) {
         await(responder, &responder->delivered, i + 1, "a request");
         write_all(responder, reply, reply_bytes);
         await(requester, &requester->confirmed, i + 1, "a reply");
-        end_trip(&trips, i);
+        end_trip(&trips);
         answer_ping(responder);
         answer_ping(requester);
     }
@@ -909,13 +914,15 @@ static void run_memory(void) {
     const uint8_t *block = build_block(0, &block_bytes);
     if (!options.file) die("the memory limit needs --file");
     int fd = open(options.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0 || posix_fallocate(fd, 0, REGION_BYTES)) die("%s: cannot allocate %d bytes", options.file, REGION_BYTES);
+    if (fd < 0 || posix_fallocate(fd, 0, REGION_BYTES))
+        die("%s: cannot allocate %d bytes", options.file, REGION_BYTES);
     uint8_t *region = mmap(NULL, REGION_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (region == MAP_FAILED) die("mmap: %s", strerror(errno));
     memset(region, 0, REGION_BYTES);
     for (unsigned run = 0; run < options.repeat; run++) {
         if (run) rest(options.pause);
         int64_t start = now_ns();
+        double cpu = cpu_seconds();
         size_t from = 0;
         for (uint64_t i = 0; i < options.messages; i++) {
             memcpy(region + at, block + from, frame_bytes);
@@ -924,6 +931,7 @@ static void run_memory(void) {
             if (at + frame_bytes > REGION_BYTES) at = 0;
         }
         note_run(options.messages, now_ns() - start);
+        seen.cpu += cpu_seconds() - cpu;
     }
     close(fd);
 }
@@ -1079,13 +1087,8 @@ int main(int count, char **words) {
     signal(SIGALRM, out_of_time);
     prctl(PR_SET_TIMERSLACK, 1000); /* pacing needs finer sleeps than the default slack of 50 us */
     alarm(options.limit);
-    if (options.system->parse) {
-        run();
-    } else {
-        double cpu = cpu_seconds();
-        run_memory();
-        seen.cpu = cpu_seconds() - cpu;
-    }
+    if (options.system->parse) run();
+    else run_memory();
     print_result();
     return 0;
 }

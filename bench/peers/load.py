@@ -45,9 +45,8 @@ class Seen:
 
     rate: float
     """Messages a second: the median of its bursts, without the first where there are several."""
-    p50_us: float | None
-    p99_us: float | None
-    p999_us: float | None
+    percentiles_us: tuple[float, float, float] | None
+    """p50, p99 and p99.9, where single messages were timed."""
     lost: int
     raw: dict[str, Any]
 
@@ -67,9 +66,7 @@ def run(program: Path, limit: float, **options: str | int | float) -> Seen:
     rates: list[float] = raw["rates"]
     return Seen(
         rate=median(rates[1:] or rates),
-        p50_us=raw.get("p50_us"),
-        p99_us=raw.get("p99_us"),
-        p999_us=raw.get("p999_us"),
+        percentiles_us=(raw["p50_us"], raw["p99_us"], raw["p999_us"]) if "p50_us" in raw else None,
         lost=raw["lost"],
         raw=raw,
     )

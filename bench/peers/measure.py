@@ -40,15 +40,10 @@ class Run:
     @property
     def figure(self) -> float:
         """What its family is about: messages a second, or microseconds."""
-        match self.cell.family:
-            case Family.ROUNDTRIP:
-                figure = self.seen.p50_us
-            case Family.LATENCY:
-                figure = self.seen.p99_us
-            case _:
-                figure = self.seen.rate
-        assert figure is not None
-        return figure
+        if self.seen.percentiles_us is None:
+            return self.seen.rate
+        p50, p99, _ = self.seen.percentiles_us
+        return p50 if self.cell.family is Family.ROUNDTRIP else p99
 
 
 @dataclass(slots=True)
@@ -69,6 +64,19 @@ class Results:
         """The median of the rounds."""
         figures = [run.figure for run in self.of(cell, contender)]
         return median(figures) if figures else None
+
+    def percentiles(self, cell: Cell, contender: Contender) -> tuple[float, float, float] | None:
+        """p50, p99 and p99.9 in microseconds, each the median of the rounds."""
+        timed = [run.seen.percentiles_us for run in self.of(cell, contender) if run.seen.percentiles_us]
+        if not timed:
+            return None
+        p50, p99, p999 = (median(values) for values in zip(*timed, strict=True))
+        return p50, p99, p999
+
+    def rate(self, cell: Cell, contender: Contender) -> float | None:
+        """Messages a second, the median of the rounds."""
+        rates = [run.seen.rate for run in self.of(cell, contender)]
+        return median(rates) if rates else None
 
     def ratio(self, cell: Cell, peer: Contender) -> float | None:
         """The gateway's figure by a peer's."""

@@ -14,9 +14,12 @@ def shown_figure(family: Family, figure: float) -> str:
     """A figure as people say it."""
     if family.timed:
         return f"{figure:,.0f} µs" if figure < 10_000 else f"{figure / 1000:,.1f} ms"
-    if figure >= 1_000_000:
-        return f"{figure / 1_000_000:.2f} M/s"
-    return f"{figure / 1000:.1f} k/s"
+    return shown_rate(figure)
+
+
+def shown_rate(rate: float) -> str:
+    """Messages a second, with a prefix."""
+    return f"{rate / 1_000_000:.2f} M/s" if rate >= 1_000_000 else f"{rate / 1000:.1f} k/s"
 
 
 def markdown(
@@ -33,6 +36,8 @@ def markdown(
         cells = results.cells(family)
         if cells:
             parts.append(f"## {family.headline}")
+            if family.timed:
+                parts.append("p50 / p99 / p99.9 of single messages, and the rate at which they were sent.")
             parts.append("\n".join(_family_rows(family, cells, results)))
     if results.failures:
         parts.append("## Runs that failed")
@@ -44,10 +49,9 @@ def _budget_rows(verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield "| what | measured | asked | |"
     yield "| --- | --- | --- | --- |"
     for verdict in verdicts:
-        asked = f"{'≥' if verdict.at_least else '<'} {verdict.bound:g} {verdict.unit}"
-        measured = f"{verdict.measured:.3g} {verdict.unit}"
+        asked = f"{'≥' if verdict.at_least else '<'} {verdict.bound:,g} {verdict.unit}"
         outcome = "pass" if verdict.passed else "**fail**"
-        yield f"| {verdict.cell.name}: {verdict.what} | {measured} | {asked} | {outcome} |"
+        yield f"| {verdict.cell.name}: {verdict.what} | {verdict.shown} | {asked} | {outcome} |"
 
 
 def _family_rows(family: Family, cells: Sequence[Cell], results: Results) -> Iterator[str]:
@@ -61,31 +65,34 @@ def _family_rows(family: Family, cells: Sequence[Cell], results: Results) -> Ite
         if Contender.HEADRACE in contenders
         else []
     )
-    columns = ["bytes", "connections", *(_heading(family, contender) for contender in contenders)]
-    columns += [f"× {peer.label}" for peer in peers]
+    columns = ["bytes", "connections", *(contender.label for contender in contenders)]
+    columns += [f"{_RATIO_OF.get(family, '')}× {peer.label}" for peer in peers]
     yield _row(columns)
     yield _row(["---:"] * len(columns))
     for cell in cells:
-        figures = [results.figure(cell, contender) for contender in contenders]
         ratios = [results.ratio(cell, peer) for peer in peers]
         yield _row(
             [
                 f"{cell.size:,}",
                 str(cell.connections),
-                *(shown_figure(family, figure) if figure is not None else "" for figure in figures),
+                *(_shown(results, cell, contender) for contender in contenders),
                 *(f"{ratio:.2f}" if ratio is not None else "" for ratio in ratios),
             ]
         )
 
 
-def _heading(family: Family, contender: Contender) -> str:
-    match family:
-        case Family.ROUNDTRIP:
-            return f"{contender.label} p50"
-        case Family.LATENCY:
-            return f"{contender.label} p99"
-        case _:
-            return contender.label
+_RATIO_OF = {Family.ROUNDTRIP: "p50 ", Family.LATENCY: "p99 "}
+
+
+def _shown(results: Results, cell: Cell, contender: Contender) -> str:
+    """A contender's median; where messages were timed, p50, p99 and p99.9, and the rate that was held."""
+    rate = results.rate(cell, contender)
+    if rate is None:
+        return ""
+    percentiles = results.percentiles(cell, contender)
+    if percentiles is None:
+        return shown_rate(rate)
+    return " / ".join(f"{value:,.0f}" for value in percentiles) + f" µs at {shown_rate(rate)}"
 
 
 def _row(columns: Sequence[str]) -> str:

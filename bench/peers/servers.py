@@ -94,8 +94,9 @@ class Server:
     ) -> None:
         ended = self._process.poll() if self._process else None
         self._stop()
-        if ended is not None and kind is None:
-            raise RunFailed(f"{self.name} ended by itself with code {ended}: {self.last_words()}")
+        if ended is not None and (kind is None or issubclass(kind, RunFailed)):
+            seen = f"{error}; " if error else ""
+            raise RunFailed(f"{seen}{self.name} ended by itself with code {ended}: {self.last_words()}")
 
     def cpu_seconds(self) -> float | None:
         """What its process has used so far, where the system tells."""

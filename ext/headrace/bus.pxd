@@ -144,6 +144,7 @@ cdef class Subscription:
     cdef int leave(self, Member member, int64_t now) except -1
     cdef int wake_members(self) except -1
     cdef int overtaken(self, Segment* segment) except -1
+    cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1
     cdef int64_t check_due(self, int64_t now) except -2
     cdef void apply_pending_limit(self) except *
 

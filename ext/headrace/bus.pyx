@@ -32,6 +32,7 @@ from headrace.errors import BusError, LogFull
 from headrace.trie import check_filter
 
 cdef enum:
+    TOPIC_WORDS = 128        # what matching one topic against all filters may cost grows with its words
     ID_BLOCK = 1024          # subscription ids are reserved in the log this many at a time
 
 PROTOCOL_NAMES = ("", "blipmq", "overhop", "relink", "zeroctl", "felix")
@@ -58,6 +59,13 @@ cdef void free_index(Index* index) noexcept nogil:
     elif index.mapped != NULL:
         munmap(<void*>index.mapped, index.mapped_size)
     free(index)
+
+
+cdef Py_ssize_t memcount(const char* text, Py_ssize_t n, char wanted) noexcept nogil:
+    cdef Py_ssize_t i, count = 0
+    for i in range(n):
+        count += text[i] == wanted
+    return count
 
 
 cdef void found_topic(void* ctx, uint32_t id) noexcept:
@@ -595,6 +603,15 @@ cdef class Subscription:
         bus.acknowledged -= 1
         return 0
 
+    cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1:
+        """Gives up on a delivery that its peer can never take."""
+        cdef Flight* flight = self.flight(tag - 1)
+        if flight != NULL:
+            self.give_back(flight)
+            self.bury(flight, now, reason)
+            self.settle()
+        return 0
+
     cdef int64_t check_due(self, int64_t now) except -2:
         """Buries what is due and had its last delivery, and wakes for the rest; when to look again, or -1."""
         cdef uint32_t i
@@ -843,6 +860,8 @@ cdef class Bus(Keeper):
         if id and id < self.topics_room and self.topics[id].known:
             return id
         if id == 0:
+            if memcount(text, n, b".") >= TOPIC_WORDS:
+                raise BusError(f"a topic has {TOPIC_WORDS} words at most")
             if self.log.names_count > self.max_topics:
                 raise BusError(f"too many topics: the limit is {self.max_topics}")
             id = self.log.make_topic(text, n)

@@ -5,6 +5,8 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from headrace.wake cimport Waker
+
 
 cdef struct Gate:
     uint64_t position       # place in the output stream from which on it holds
@@ -45,7 +47,7 @@ cdef class Output:
     cpdef object take(self, uint64_t safe)
 
 
-cdef class Session:
+cdef class Session(Waker):
     cdef readonly Output out
     cdef public bint closing        # flush what may leave, then close the connection
     cdef public bint blocked        # cannot parse on now: stop reading, keep the rest, call receive() with it again

@@ -70,8 +70,8 @@ cdef class TopicTree:
     cdef WordTree tree
     cdef uint32_t topics
 
-    cpdef int add(self, bytes topic, uint32_t id) except -1
-    cpdef int remove(self, bytes topic) except -1
+    cpdef object add(self, bytes topic, uint32_t id)
+    cpdef object remove(self, bytes topic)
     cdef void report_below(self, uint32_t top, Found found, void* ctx) noexcept
     cdef bint report(
         self, uint32_t node, const Pattern* pattern, const uint64_t* positions, Found found, void* ctx

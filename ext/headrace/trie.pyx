@@ -650,7 +650,7 @@ cdef class TopicTree:
         """How many words the tree holds; words that topics share from their start count once."""
         return self.tree.live
 
-    cpdef int add(self, bytes topic, uint32_t id) except -1:
+    cpdef object add(self, bytes topic, uint32_t id):
         """Adds a topic. ValueError if it is there already."""
         cdef const char* at = topic
         cdef const char* end = at + len(topic)
@@ -671,9 +671,8 @@ cdef class TopicTree:
         self.tree.nodes[node].ends = 1
         self.tree.nodes[node].id = id
         self.topics += 1
-        return 0
 
-    cpdef int remove(self, bytes topic) except -1:
+    cpdef object remove(self, bytes topic):
         """Takes a topic away. KeyError if it is not there."""
         cdef const char* at = topic
         cdef const char* end = at + len(topic)
@@ -690,7 +689,6 @@ cdef class TopicTree:
         self.tree.nodes[node].ends = 0
         self.topics -= 1
         tree_prune(&self.tree, node)
-        return 0
 
     cdef void report_below(self, uint32_t top, Found found, void* ctx) noexcept:
         # `top` and everything under it, by the links between nodes: a topic may be too deep for recursion.

@@ -1,8 +1,12 @@
 """`headrace config`, and the frame of the command line around it."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -15,8 +19,6 @@ from headrace.config.options import DEFAULT_DATA, data_option
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
 
@@ -45,9 +47,6 @@ def test_unknown_command_is_a_usage_error() -> None:
 
 
 def test_only_the_command_that_is_asked_for_is_imported() -> None:
-    import subprocess
-    import sys
-
     script = (
         "import sys\n"
         "from headrace.cli import main\n"
@@ -128,8 +127,6 @@ def test_reference_prints_the_page() -> None:
 
 
 def test_data_directory_is_an_option_a_variable_or_the_default() -> None:
-    import click
-
     @click.command()
     @data_option
     def where(data: Path) -> None:

@@ -81,6 +81,16 @@ def test_files_must_be_there(tmp_path: Path) -> None:
     ]
 
 
+def test_files_must_be_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = tmp_path / "x.pem"
+    pem.touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert problems(f"listen.felix.tls_cert={pem}", f"listen.felix.tls_key={pem}") == [
+        f"--set listen.felix.tls_cert: listen.felix.tls_cert: {pem} cannot be read",
+        f"--set listen.felix.tls_key: listen.felix.tls_key: {pem} cannot be read",
+    ]
+
+
 def test_two_listeners_cannot_have_one_address() -> None:
     assert problems("listen.blipmq.bind=127.0.0.1:8600") == [
         "--set listen.blipmq.bind: admin.bind: 127.0.0.1:8600 is taken by listen.blipmq.bind"

@@ -319,7 +319,7 @@ def test_a_bad_value_is_told_even_where_a_later_one_is_good(write: Write) -> Non
         ("[log\n", "h.toml:1: is not TOML"),
         ("[log]\nsync = 'a'\nsync = 'b'\n", "h.toml:3: is not TOML"),
         ("[log]\n\n[log]\n", "h.toml:3: is not TOML"),
-        ('a = """\n\n', "h.toml:2: is not TOML: "),
+        ('x = 1\na = """\n\n', "h.toml:2: is not TOML: "),
         ("a = " + "9" * 5000, "h.toml: is not TOML: "),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace import limits
 from headrace.config.addresses import HostPort
 from headrace.config.kinds import format_duration, format_size, toml_string
-from headrace.config.schema import PROTOCOLS, Config, dev_key
+from headrace.config.schema import PROTOCOLS, Config, Protocol, dev_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ def cautions(config: Config) -> Iterator[str]:
     ]
     if public and any(key.key == dev_key().key for key in config.keys):
         yield f"listen.blipmq is open to other machines ({public[0]}) with the embedded key; set your keys"
-
     for index, key in enumerate(config.keys):
         for text in (*key.publish, *key.subscribe):
             if any(word not in ("*", "#") and ("*" in word or "#" in word) for word in text.split(".")):
@@ -83,9 +82,9 @@ def _redelivery(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _tls(config: Config, protocol: str) -> Iterator[Conflict]:
+def _tls(config: Config, protocol: Protocol) -> Iterator[Conflict]:
     section = f"listen.{protocol}"
-    listener = getattr(config.listen, protocol)
+    listener = config.listen.of(protocol)
     certificate, key, client_ca = f"{section}.tls_cert", f"{section}.tls_key", f"{section}.tls_client_ca"
     if listener.tls_cert and not listener.tls_key:
         yield Conflict((certificate, key), f"a certificate needs its private key: set {key}")
@@ -93,8 +92,8 @@ def _tls(config: Config, protocol: str) -> Iterator[Conflict]:
         yield Conflict((key, certificate), f"a private key needs its certificate: set {certificate}")
     if listener.tls_client_ca and not listener.tls_cert:
         yield Conflict((client_ca, certificate), f"client certificates need TLS: set {certificate} and {key}")
-    for name in (certificate, key, client_ca):
-        path = getattr(listener, name.rpartition(".")[2])
+    files = {certificate: listener.tls_cert, key: listener.tls_key, client_ca: listener.tls_client_ca}
+    for name, path in files.items():
         if path and (wrong := _unreadable(Path(path))):
             yield Conflict((name,), f"{path} {wrong}")
 

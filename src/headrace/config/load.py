@@ -46,8 +46,7 @@ def load(config_file: Path | None, environ: Mapping[str, str], sets: Sequence[st
     _read_sets(reading, sets)
     config: Config = _build(describe(Config), reading.values)
     for conflict in conflicts(config):
-        # A value that was refused is not in the configuration, so what it seems to conflict with means
-        # nothing.
+        # A refused value is not in the configuration, so what seems to conflict with it means nothing.
         if not any(reading.is_refused(key) for key in conflict.keys):
             place = next((reading.origins[key] for key in conflict.keys if key in reading.origins), "")
             reading.problems.append(Problem(place, conflict.keys[0], conflict.message))
@@ -93,7 +92,9 @@ def _read_file(reading: "_Reading", path: Path) -> None:
 def _syntax_problem(name: str, text: str, error: tomllib.TOMLDecodeError) -> Problem:
     message = str(error)
     match = _SYNTAX_PLACE.search(message)
-    line, column = (match[1], match[2]) if match and match[1] else (str(len(text.splitlines()) or 1), "")
+    line, column = (
+        (match[1], match[2]) if match and match[1] else (str(text.rstrip("\n").count("\n") + 1), "")
+    )
     message = _SYNTAX_PLACE.sub("", message)
     return Problem(f"{name}:{line}", "", f"is not TOML{f' at column {column}' if column else ''}: {message}")
 
@@ -111,7 +112,7 @@ def _read_environment(reading: "_Reading", environ: Mapping[str, str]) -> None:
             known = [variable.removeprefix(PREFIX) for variable in (*names, *sorted(RESERVED))]
             nearest = _nearest(name.removeprefix(PREFIX).upper(), known)
             hint = f", did you mean {PREFIX}{nearest}?" if nearest else ""
-            reading.problems.append(Problem(name, "", f"there is no such variable{hint}"))
+            reading.problems.append(Problem(_shown(name), "", f"there is no such variable{hint}"))
 
 
 def _variable(key: str) -> str:
@@ -176,10 +177,10 @@ class _Set(_Source):
         # The value is shown only where it is known to be no secret, which a misspelt key does not tell.
         leaf = SETTINGS.get(self.key)
         value = "..." if leaf is None or leaf.secret else _shown(self.value)
-        return f"--set {self.key}={value}"
+        return f"--set {_shown(self.key)}={value}"
 
     def origin(self, path: places.Path) -> str:
-        return f"--set {self.key}"
+        return f"--set {_shown(self.key)}"
 
 
 # --- reading values by what the schema says -----------------------------------------------------------------

@@ -144,8 +144,8 @@ variables mean something else and are left alone: {reserved}.
 | `headrace config show --origin` | also says where each value that was set came from |
 | `headrace config reference` | prints this page |
 
-SIGHUP reads the same places again. Keys marked *reload* change at once; if any other has changed, or if
-anything is wrong, nothing changes and a log line says why.
+SIGHUP reads the same places again. If anything is wrong, nothing changes. Keys marked *reload* change at
+once; what has changed beside them needs a restart, and a log line names it.
 """
 
 

@@ -1,0 +1,76 @@
+# BlipMQ sessions: what they share, and the state of one. See blipmq.pyx.
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from headrace.bus cimport Bus, Member, Subscription
+from headrace.log cimport Message, Origin
+from headrace.session cimport Session
+from headrace.sessions.rights cimport Keyring, Rights
+from headrace.wire.blipmq cimport RawFrame
+
+cdef enum:
+    MEMO_BYTES = 256                # a topic up to this long is remembered from one publish to the next
+
+
+cdef struct Counts:
+    uint64_t hellos
+    uint64_t authenticated
+    uint64_t polls
+    uint64_t polls_empty
+    uint64_t acks
+    uint64_t pings
+    uint64_t bad_frames             # closed for a length or a type
+    uint64_t handshakes_late        # closed for not authenticating in time
+    uint64_t nack_400
+    uint64_t nack_401
+    uint64_t nack_404
+    uint64_t nack_426
+    uint64_t nack_500
+    uint64_t dropped_full           # QoS 0 publishes dropped: the log was full for block_timeout, or had failed
+    uint64_t refused_full           # QoS 1 publishes refused for the same reasons
+    uint64_t too_large              # messages that no BlipMQ frame can carry
+
+
+cdef class Blipmq:
+    """What all BlipMQ sessions of a gateway share."""
+    cdef readonly Bus bus
+    cdef readonly Keyring keys
+    cdef public uint32_t max_length             # largest length field
+    cdef public int64_t handshake_timeout_us    # 0: none
+    cdef public int64_t block_timeout_us
+    cdef public uint32_t max_subscriptions      # of one connection
+    cdef Counts counts
+
+
+cdef class BlipmqSession(Session):
+    cdef Blipmq shared
+    cdef Bus bus
+    cdef bint greeted                   # HELLO was performed
+    cdef Rights rights                  # of the key that authenticated; None before
+    cdef Origin* origin
+    cdef dict members                   # subscription id -> Member, of the subscriptions used here
+    cdef uint64_t last_id               # the subscription of the last POLL or ACK
+    cdef Member last_member
+    cdef uint64_t confirmed_lsn         # the log's end behind the last QoS 1 publish
+    cdef bint sync_wanted               # a QoS 1 publish of this read event waits for a sync
+    cdef int64_t began                  # when the session was first told the time
+    cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
+    cdef Message message                # filled anew for each publish
+    cdef uint32_t memo_topic            # the last topic published to: allowed, known to the bus. 0: none
+    cdef uint32_t memo_changes          # Rights.changes when that was found out
+    cdef uint16_t memo_size
+    cdef uint8_t memo[MEMO_BYTES]
+
+    cdef int on_frame(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_hello(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_auth(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_publish(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_subscribe(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_ack(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_poll(self, RawFrame* frame, int64_t now) except -1
+    cdef int on_ping(self, RawFrame* frame, int64_t now) except -1
+    cdef Member member_of(self, uint64_t id, int64_t now)
+    cdef int not_appended(self, int rc, uint8_t qos, uint64_t correlation, int64_t now) except -1
+    cdef int ack(self, uint64_t correlation, uint64_t id) except -1
+    cdef int nack(self, uint64_t correlation, uint16_t code, str text) except -1
+    cdef str forbidden(self, str right, const uint8_t* topic, Py_ssize_t n)
