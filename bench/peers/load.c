@@ -745,7 +745,7 @@ static void run_publish(struct peer *publishers) {
         done = 0;
         for (unsigned i = 0; i < options.connections; i++) {
             if (!timed && publishers[i].granted == 0 && !fenced[i]) {
-                put(&publishers[i], fence, fence_bytes);
+                if (fence_bytes) put(&publishers[i], fence, fence_bytes);
                 fenced[i] = true;
             }
             done += publishers[i].fences > done_before[i];
@@ -911,7 +911,7 @@ static void run_roundtrip_nats(struct peer *responder, struct peer *requester) {
 
 static void run_memory(void) {
     size_t block_bytes, at = 0;
-    const uint8_t *block = build_block(0, &block_bytes);
+    uint8_t *block = build_block(0, &block_bytes);
     if (!options.file) die("the memory limit needs --file");
     int fd = open(options.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0 || posix_fallocate(fd, 0, REGION_BYTES))
@@ -933,6 +933,7 @@ static void run_memory(void) {
         note_run(options.messages, now_ns() - start);
         seen.cpu += cpu_seconds() - cpu;
     }
+    free(block);
     close(fd);
 }
 

@@ -77,8 +77,6 @@ cdef class Session(Waker):
     # The log's safe end, by which gates open. The base has no log, so all of its gates are open.
     cdef uint64_t safe_end(self) noexcept
 
-    # Has deliver() called in the next turn of the loop; as often as one likes within a turn.
-    cdef int wake(self) except -1
     # Has receive() called again with the bytes that were kept.
     cpdef int unblock(self) except -1
     # What may leave now, or None.

@@ -10,6 +10,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memmove
 
+from headrace.wake cimport Waker
+
 cdef extern from "Python.h":
     PyObject* new_bytes "PyBytes_FromStringAndSize"(const char* data, Py_ssize_t n) except NULL
     int resize_bytes "_PyBytes_Resize"(PyObject** data, Py_ssize_t n) except -1
@@ -160,7 +162,7 @@ cdef class Output:
         return self.size
 
 
-cdef class Session:
+cdef class Session(Waker):
     def __cinit__(self, *args, **kwargs):
         self.out = Output()
         self.high_water = PASSIVE_HIGH_WATER
