@@ -8,10 +8,11 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #define HR_CRC_HARDWARE 1
-#define HR_CRC_TARGET __attribute__((target("sse4.2")))
+#define HR_CRC_TARGET __attribute__((target("sse4.2,pclmul")))
 #define HR_CRC_U64(c, v) ((uint32_t)_mm_crc32_u64((c), (v)))
+#define HR_CRC_U32(c, v) _mm_crc32_u32((c), (v))
 #define HR_CRC_U8(c, v) _mm_crc32_u8((c), (v))
 #elif defined(__aarch64__)
 #include <arm_acle.h>
@@ -25,15 +26,18 @@
 #define HR_CRC_TARGET __attribute__((target("+crc")))
 #endif
 #define HR_CRC_U64(c, v) __crc32cd((c), (v))
+#define HR_CRC_U32(c, v) __crc32cw((c), (v))
 #define HR_CRC_U8(c, v) __crc32cb((c), (v))
 #endif
 
-/* Three streams of HR_CRC_STRIDE bytes run side by side in hardware: the instruction takes three cycles but one can
-   start every cycle. hr_crc_shift moves a register over one stride of zeros, to join them. */
-#define HR_CRC_STRIDE 128
-
 static uint32_t hr_crc_table[8][256];
-static uint32_t hr_crc_shift[4][256];
+#ifdef __x86_64__
+/* The instruction takes three cycles but one can start every cycle, so three streams of up to HR_CRC_STRIDE bytes run
+   side by side. hr_crc_power[i] is x^(64 i - 33) modulo the polynomial: multiplied with it without carries and reduced
+   by one more instruction, a register has moved over 8 i bytes of zeros. */
+#define HR_CRC_STRIDE 256
+static uint32_t hr_crc_power[2 * HR_CRC_STRIDE / 8 + 1];
+#endif
 static uint32_t (*hr_crc32c)(uint32_t state, const void *data, size_t n);
 
 static uint32_t hr_crc32c_portable(uint32_t state, const void *data, size_t n) {
@@ -53,34 +57,48 @@ static uint32_t hr_crc32c_portable(uint32_t state, const void *data, size_t n) {
 }
 
 #ifdef HR_CRC_HARDWARE
-static inline uint32_t hr_crc_over_stride(uint32_t c) {
-    return hr_crc_shift[0][c & 255] ^ hr_crc_shift[1][(c >> 8) & 255] ^ hr_crc_shift[2][(c >> 16) & 255] ^
-           hr_crc_shift[3][c >> 24];
+static inline uint64_t hr_load_u64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static inline uint32_t hr_load_u32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
 }
 
 HR_CRC_TARGET static uint32_t hr_crc32c_hardware(uint32_t state, const void *data, size_t n) {
     const uint8_t *p = (const uint8_t *)data;
-    while (n >= 3 * HR_CRC_STRIDE) {
+#ifdef __x86_64__
+    while (n >= 72) { /* below that, joining the streams costs more than it saves */
+        size_t words = n >= 3 * HR_CRC_STRIDE ? HR_CRC_STRIDE / 8 : n / 24;
+        const uint8_t *q = p + 8 * words, *r = q + 8 * words;
         uint32_t a = state, b = 0, c = 0;
-        for (int i = 0; i < HR_CRC_STRIDE; i += 8) {
-            uint64_t x, y, z;
-            memcpy(&x, p + i, 8);
-            memcpy(&y, p + HR_CRC_STRIDE + i, 8);
-            memcpy(&z, p + 2 * HR_CRC_STRIDE + i, 8);
-            a = HR_CRC_U64(a, x);
-            b = HR_CRC_U64(b, y);
-            c = HR_CRC_U64(c, z);
+        __m128i moved;
+        for (size_t i = 0; i < 8 * words; i += 8) {
+            a = HR_CRC_U64(a, hr_load_u64(p + i));
+            b = HR_CRC_U64(b, hr_load_u64(q + i));
+            c = HR_CRC_U64(c, hr_load_u64(r + i));
         }
-        state = hr_crc_over_stride(hr_crc_over_stride(a) ^ b) ^ c;
-        p += 3 * HR_CRC_STRIDE;
-        n -= 3 * HR_CRC_STRIDE;
+        moved = _mm_xor_si128(
+            _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)a), _mm_cvtsi32_si128((int)hr_crc_power[2 * words]), 0),
+            _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)b), _mm_cvtsi32_si128((int)hr_crc_power[words]), 0));
+        state = HR_CRC_U64(0, (uint64_t)_mm_cvtsi128_si64(moved)) ^ c;
+        p += 24 * words;
+        n -= 24 * words;
     }
+#endif
     while (n >= 8) {
-        uint64_t x;
-        memcpy(&x, p, 8);
-        state = HR_CRC_U64(state, x);
+        state = HR_CRC_U64(state, hr_load_u64(p));
         p += 8;
         n -= 8;
+    }
+    if (n >= 4) {
+        state = HR_CRC_U32(state, hr_load_u32(p));
+        p += 4;
+        n -= 4;
     }
     while (n--) state = HR_CRC_U8(state, *p++);
     return state;
@@ -88,7 +106,7 @@ HR_CRC_TARGET static uint32_t hr_crc32c_hardware(uint32_t state, const void *dat
 
 static int hr_crc_has_hardware(void) {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("sse4.2");
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 #elif defined(__linux__)
     return (getauxval(AT_HWCAP) & (1 << 7)) != 0; /* HWCAP_CRC32 */
 #else
@@ -110,10 +128,13 @@ static void hr_crc32c_setup(int hardware) {
     hr_crc32c = hr_crc32c_portable;
 #ifdef HR_CRC_HARDWARE
     if (hardware && hr_crc_has_hardware()) {
-        static const uint8_t zeros[HR_CRC_STRIDE];
-        for (int byte = 0; byte < 4; byte++)
-            for (uint32_t i = 0; i < 256; i++)
-                hr_crc_shift[byte][i] = hr_crc32c_portable(i << (8 * byte), zeros, HR_CRC_STRIDE);
+#ifdef __x86_64__
+        uint32_t power = 0x80000000u; /* x^0; the lowest bit is the highest power */
+        for (int exponent = 0; exponent <= 64 * (2 * HR_CRC_STRIDE / 8) - 33; exponent++) {
+            if ((exponent + 33) % 64 == 0) hr_crc_power[(exponent + 33) / 64] = power;
+            power = (power >> 1) ^ (0x82f63b78u & (0u - (power & 1)));
+        }
+#endif
         hr_crc32c = hr_crc32c_hardware;
     }
 #else

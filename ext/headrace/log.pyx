@@ -100,6 +100,7 @@ cdef extern from "platform.h" nogil:
     int hr_or_int(int* p, int v)
     int64_t hr_now_us()
     int hr_fdatasync(int fd)
+    int hr_sync_range(int fd, uint8_t* base, uint64_t start, uint64_t end)
     int hr_sync_dir(const char* path)
     int hr_fill(int fd, uint64_t start, uint64_t size)
     void hr_prefault(void* base, size_t size)
@@ -131,7 +132,7 @@ cdef enum:
     MIN_SEGMENT = 65536
     DIR_ROOM = 4096
     PATH_ROOM = 4160
-    LAZY_SYNC_US = 50000      # with sync "always", what nobody waits for is synced this much later at the latest
+    LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later at the latest
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -165,7 +166,8 @@ cdef struct State:
     int64_t lazy_us            # 0: never by itself
     int sync_asked
     int sync_lazy
-    int syncing                # the sync thread is at work on what it took under the lock
+    Segment* syncing           # what the sync thread is at work on, without the lock; it must stay
+    Segment* sync_target       # the last segment that the sync under way will come to; it must stay too
     Segment* active
     uint64_t active_end        # published position in active
     uint64_t appended          # published offset
@@ -375,7 +377,6 @@ cdef void* sync_main(void* arg) noexcept nogil:
     cdef Segment* active
     cdef Segment* segment
     cdef uint64_t offset, end
-    cdef Py_ssize_t i, sealed
     cdef timespec until
     cdef int error
     cdef int64_t began
@@ -398,45 +399,58 @@ cdef void* sync_main(void* arg) noexcept nogil:
         active = st.active
         offset = hr_load_acquire(&st.appended)        # before the end: the end then covers at least this offset
         end = hr_load_acquire(&st.active_end)
-        sealed = st.sealed_count
-        if ((active.number << 40) | end) == st.synced_lsn and sealed == 0:
+        if ((active.number << 40) | end) == st.synced_lsn:
             pthread_cond_broadcast(&st.sync_done)
             continue
-        st.syncing = 1
-        pthread_mutex_unlock(&st.lock)
-
-        error = 0
+        st.sync_target = active
         began = hr_now_us()
-        for i in range(sealed):
-            segment = st.sealed[i]                     # only appended to while `syncing`, and never moved below `sealed`
-            if hr_fdatasync(segment.fd) != 0:
-                error = c_errno
-                break
-            st.mark_count += 1
-            write_mark(segment.base, segment.seed, segment.end, segment.end_offset, st.mark_count)
-        if not error and hr_fdatasync(active.fd) != 0:
-            error = c_errno
+        error = 0
+        # Sealed segments first, one at a time: one that retention takes meanwhile needs no sync any more.
+        while st.sealed_count and st.sealed[0] != active and not error:
+            segment = st.sealed[0]
+            error = sync_segment(st, segment, segment.end, segment.end_offset)
+            if st.sealed_count and st.sealed[0] == segment:
+                drop_sealed(st, segment)
         if not error:
-            st.mark_count += 1
-            write_mark(active.base, active.seed, end, offset, st.mark_count)
-
-        pthread_mutex_lock(&st.lock)
-        st.syncing = 0
+            error = sync_segment(st, active, end, offset)
+        st.sync_target = NULL
         st.syncs += 1
         st.sync_us += <uint64_t>(hr_now_us() - began)
         if error:
             st.failed = error
             raise_event(st, EVENT_FAILED)
         else:
-            for i in range(sealed, st.sealed_count):
-                st.sealed[i - sealed] = st.sealed[i]
-            st.sealed_count -= sealed
             hr_store_release(&st.synced_lsn, (active.number << 40) | end)
             hr_store_release(&st.synced_offset, offset)
             raise_event(st, EVENT_SAFE)
         pthread_cond_broadcast(&st.sync_done)
     pthread_mutex_unlock(&st.lock)
     return NULL
+
+
+cdef int sync_segment(State* st, Segment* segment, uint64_t end, uint64_t offset) noexcept nogil:
+    """Makes a segment durable up to `end` and leaves a mark. Called with the lock, and lets go of it meanwhile."""
+    cdef int error = 0
+    st.syncing = segment
+    pthread_mutex_unlock(&st.lock)
+    if hr_sync_range(segment.fd, segment.base, segment.synced, end) != 0:
+        error = c_errno
+    else:
+        segment.synced = end
+        st.mark_count += 1
+        write_mark(segment.base, segment.seed, end, offset, st.mark_count)
+    pthread_mutex_lock(&st.lock)
+    st.syncing = NULL
+    return error
+
+
+cdef void drop_sealed(State* st, Segment* segment) noexcept nogil:
+    cdef Py_ssize_t i, kept = 0
+    for i in range(st.sealed_count):
+        if st.sealed[i] != segment:
+            st.sealed[kept] = st.sealed[i]
+            kept += 1
+    st.sealed_count = kept
 
 
 cdef void segment_path(State* st, uint64_t number, char* out) noexcept nogil:
@@ -529,7 +543,7 @@ cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noex
     segment.number = number
     segment.seed = seed_of(st.id, number)
     segment.end = SEGMENT_HEADER
-    segment.first_offset = segment.end_offset = 0
+    segment.first_offset = segment.end_offset = segment.synced = 0
     segment.last_time = 0
     segment.sealed = 0
     segment.index = NULL
@@ -907,16 +921,12 @@ cdef class Log:
             self.segments_room = self.segments_room * 2 + 16
         pthread_mutex_lock(&st.lock)
         if st.sealed_count == st.sealed_room:
-            if st.syncing:
-                # The sync thread reads the array without the lock: give it a larger one only between two syncs.
-                pthread_cond_wait(&st.sync_done, &st.lock)
-            if st.sealed_count == st.sealed_room:
-                grown = <Segment**>realloc(st.sealed, (st.sealed_room * 2 + 64) * sizeof(Segment*))
-                if grown == NULL:
-                    pthread_mutex_unlock(&st.lock)
-                    return -1
-                st.sealed = grown
-                st.sealed_room = st.sealed_room * 2 + 64
+            grown = <Segment**>realloc(st.sealed, (st.sealed_room * 2 + 64) * sizeof(Segment*))
+            if grown == NULL:
+                pthread_mutex_unlock(&st.lock)
+                return -1
+            st.sealed = grown
+            st.sealed_room = st.sealed_room * 2 + 64
         fresh = st.pool[0]
         hr_store_int(&st.pool_count, st.pool_count - 1)
         for i in range(st.pool_count):
@@ -1230,7 +1240,7 @@ cdef class Log:
             pthread_mutex_lock(&st.lock)
             coming = st.pool_count + st.recycle_count + st.preparing
             files = self.segments_count + coming
-            busy = 0
+            busy = st.syncing == oldest or st.sync_target == oldest
             for i in range(st.sealed_count):
                 if st.sealed[i] == oldest:
                     busy = 1
@@ -1243,12 +1253,8 @@ cdef class Log:
                 break
             if self._held(oldest):
                 break
-            if busy:
-                if st.policy != POLICY_NONE:
-                    self.ask_sync()
-                    break
-                if not self._forget_sealed(oldest):
-                    break
+            if busy and not self._forget_sealed(oldest):
+                break
             if not self.keeper.carry(oldest, now):
                 break
             if not self._carry_cursors(oldest, now):
@@ -1282,20 +1288,16 @@ cdef class Log:
         return False
 
     cdef bint _forget_sealed(self, Segment* segment) except -1:
-        """Takes a segment that no sync will ever cover (policy none) off the sync thread's list."""
+        """Takes a segment that goes away before a sync came to it off the sync thread's list: whoever waits for that sync
+        waits for bytes behind it too. False where the thread is at it right now."""
         cdef State* st = self.st
-        cdef Py_ssize_t i, kept = 0
-        cdef bint done = False
+        cdef bint free_ = False
         pthread_mutex_lock(&st.lock)
-        if not st.syncing:
-            for i in range(st.sealed_count):
-                if st.sealed[i] != segment:
-                    st.sealed[kept] = st.sealed[i]
-                    kept += 1
-            st.sealed_count = kept
-            done = True
+        if st.syncing != segment and st.sync_target != segment:
+            drop_sealed(st, segment)
+            free_ = True
         pthread_mutex_unlock(&st.lock)
-        return done
+        return free_
 
     cdef bint _carry_cursors(self, Segment* segment, int64_t now) except -1:
         for name, saved in list(self.cursors_.items()):

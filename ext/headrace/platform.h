@@ -3,6 +3,10 @@
 #ifndef HEADRACE_PLATFORM_H
 #define HEADRACE_PLATFORM_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sync_file_range */
+#endif
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -39,6 +43,22 @@ static inline int hr_fdatasync(int fd) {
     return fcntl(fd, F_FULLFSYNC) == -1 ? fsync(fd) : 0; /* fsync alone does not reach the platter there */
 #else
     return fdatasync(fd);
+#endif
+}
+
+/* Makes [from, to) of a mapped file durable, and its first page with it. Only what was written since the last time is
+   given: syncing the whole file would write out, and write-protect, the pages that were faulted in ahead of need.
+   0, or -1 with errno. */
+static inline int hr_sync_range(int fd, uint8_t *base, uint64_t from, uint64_t to) {
+#ifdef __linux__
+    if (sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0)
+        return -1;
+    from &= ~(uint64_t)4095;
+    return msync(base + from, to - from, MS_SYNC); /* an fsync of this range: it ends with the device's flush */
+#else
+    (void)from;
+    if (msync(base, to, MS_SYNC) != 0) return -1;
+    return hr_fdatasync(fd);
 #endif
 }
 
