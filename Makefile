@@ -13,14 +13,15 @@ sources := setup.py $(shell find ext -name '*.pyx' -o -name '*.px[di]' -o -name 
 
 # HEADRACE_DEBUG=1 compiles with bounds checks and sanitizers. Those have to be loaded before Python is, with the C++
 # library whose exceptions they watch; they see Python's objects only if each has its own malloc, and they get into
-# every child, so tests that run programs of the system are left out. Objects that live until exit are no leaks.
+# every child, so tests that run programs of the system are left out, as are those that measure memory. Objects that
+# live until exit are no leaks.
 ifneq ($(filter-out 0,$(HEADRACE_DEBUG)),)
 built := $(VENV)/.built-debug
-module = $(firstword $(shell find src -name '*.so'))
+module = $(firstword $(shell find build/debug -name '*.so'))
 sanitized = LD_PRELOAD="$$(ldd $(module) | awk '/lib(asan|stdc[+][+])[.]so/ { print $$3 }' | xargs)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system
-pytest = $(sanitized) $(python) -m pytest -m 'not needs' --timeout=3000
+pytest = $(sanitized) $(python) -m pytest -m 'not needs and not memory' --timeout=3000
 else
 built := $(VENV)/.built
 sanitized =

@@ -24,9 +24,10 @@ BUILD = Path("build/debug" if DEBUG else "build")
 if DEBUG:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     compile_args = ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *sanitizers]
-    link_args = sanitizers
+    link_args = [*sanitizers]
 else:
-    compile_args = ["-O3", "-g0", "-fvisibility=hidden"]
+    # Cython compares its own loop counters with signed bounds; the debug build shows such warnings.
+    compile_args = ["-O3", "-g0", "-fvisibility=hidden", "-Wno-sign-compare"]
     link_args = []
     if sys.platform == "linux":
         compile_args.append("-fno-plt")

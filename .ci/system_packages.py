@@ -21,9 +21,7 @@ POLICY_TEXT = "#!/bin/sh\nexit 101\n"
 
 REFRESH = {
     "apt-get": ["apt-get", "-qq", "update"],
-    "dnf": None,
     "apk": ["apk", "-q", "update"],
-    "brew": None,
 }
 INSTALL = {
     "apt-get": ["apt-get", "-qqy", "-oDPkg::Lock::Timeout=120", "--no-install-recommends", "install"],
@@ -38,17 +36,15 @@ def privilege(manager: str) -> list[str] | None:
     if manager == "brew" or os.geteuid() == 0:
         return []
     if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
-        return ["sudo", "-n", "DEBIAN_FRONTEND=noninteractive"]
+        return ["sudo", "-n", "env", "DEBIAN_FRONTEND=noninteractive"]
     return None
 
 
-def run(command: list[str], text: str | None = None) -> bool:
-    """Runs a command and shows what it said only when it failed."""
+def run(command: list[str], text: str = "") -> str:
+    """Runs a command with a text as its input; what it said if it failed, else nothing."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(command, env=environment, input=text or "", capture_output=True, text=True)
-    if done.returncode:
-        print(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}", file=sys.stderr)
-    return done.returncode == 0
+    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True)
+    return f"{' '.join(command)} failed: {done.stdout}{done.stderr}" if done.returncode else ""
 
 
 @contextmanager
@@ -70,12 +66,13 @@ def install(requirement: Requirement) -> bool:
     if manager is None or (prefix := privilege(manager)) is None:
         return False
     print(f"{requirement.label} was not found: installing it with {manager}", file=sys.stderr)
-    if refresh := REFRESH[manager]:
-        run([*prefix, *refresh])
+    complaints = [run([*prefix, *REFRESH[manager]])] if manager in REFRESH else []
     with daemons_not_started(manager, prefix):
         for package in requirement.packages[manager]:
-            if run([*prefix, *INSTALL[manager], package]) and requirement.find():
+            complaints.append(run([*prefix, *INSTALL[manager], package]))
+            if requirement.find():
                 return True
+    print("\n".join(filter(None, complaints)), file=sys.stderr)
     return False
 
 

@@ -1,4 +1,4 @@
-"""Stores with every result what it was measured on: processor, kernel, versions, date. Measures nothing itself."""
+"""Stores with every result what it was measured on: processor, kernel, versions, date. Measures nothing."""
 
 from datetime import UTC, datetime
 from importlib.metadata import version

@@ -16,9 +16,10 @@ from tests.suites import REQUIREMENTS
 SOAK = int(os.environ.get("HEADRACE_SOAK") or 1)
 
 # Tests never judge by the clock, so neither may Hypothesis.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
-settings.register_profile("soak", settings.get_profile("default"), max_examples=100 * SOAK, print_blob=True)
+usual = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", usual)
+settings.register_profile("ci", usual, derandomize=True, print_blob=True)
+settings.register_profile("soak", usual, max_examples=usual.max_examples * SOAK, print_blob=True)
 settings.load_profile("soak" if SOAK > 1 else "ci" if os.environ.get("CI") == "true" else "default")
 
 NOT_RUN = pytest.StashKey[dict[str, Counter[str]]]()

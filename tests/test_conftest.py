@@ -108,9 +108,14 @@ def test_skipping_by_any_other_way_fails_the_session(session: pytest.Pytester, s
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, "1 default"), ({"CI": "true"}, "1 ci"), ({"HEADRACE_SOAK": "7", "CI": "true"}, "7 soak")],
+    [
+        ({}, "1 times, at random"),
+        ({"CI": "true"}, "1 times, repeatably"),
+        ({"CI": "true", "HEADRACE_SOAK": "7"}, "7 times, at random"),
+    ],
+    ids=["default", "ci", "soak"],
 )
-def test_the_soak_factor_and_the_hypothesis_profile_come_from_the_environment(
+def test_the_environment_says_how_hard_to_work_and_hypothesis_follows(
     session: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
     monkeypatch.delenv("HEADRACE_SOAK", raising=False)
@@ -122,7 +127,7 @@ def test_the_soak_factor_and_the_hypothesis_profile_come_from_the_environment(
 
         def test_show(soak):
             assert settings().max_examples == 100 * soak
-            print(soak, settings.get_current_profile_name())
+            print(soak, "times,", "repeatably" if settings().derandomize else "at random")
     """)
     result = session.runpytest_subprocess("-s")
     assert result.ret == pytest.ExitCode.OK

@@ -13,14 +13,16 @@ import textwrap
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.connection import ReadBuffer, StreamConnection
+from headrace.connection import ReadBuffer, Service, StreamConnection, Switchboard
 from headrace.session import PySession, Session
 from tests.streams import (
     Certificates,
     Frames,
+    Recorder,
     Server,
     frame,
     make_certificates,
@@ -141,7 +143,8 @@ def test_a_stated_length_is_not_believed_for_allocation(loop: str) -> None:
             try:
                 writer.write(struct.pack(">I", (1 << 30) - 4) + bytes(100_000))
                 await until(lambda: server.service.counters()["bytes_in"] == 100_004)
-                await asyncio.sleep(0)
+                writer.write(bytes(100_000))
+                await until(lambda: server.service.counters()["bytes_in"] == 200_004)
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
@@ -367,9 +370,11 @@ def test_closing_sends_all_output_first_though_the_peer_keeps_sending(
     loop: str, unix: bool, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with Server(Farewell, unix=tmp_path / "socket" if unix else None) as server:
+        socket_path = tmp_path / "socket" if unix else None
+        async with Server(Farewell, unix=socket_path, max_frame=100 * KiB) as server:
             reader, writer = await server.connect()
-            # More than one read, so that input is unread when the session closes.
+            # More than one read, so that input is unread when the session closes; its size is of no interest
+            # any more.
             writer.write(frame(b"bye") + frame(bytes(400 * KiB)) * 2)
             assert await read_frame(reader) == b"b" * 500_000
             assert await reader.read() == b""
@@ -950,6 +955,233 @@ def test_a_peer_that_comes_while_draining_is_refused(loop: str) -> None:
             writer.close()
 
     run(loop, main)
+
+
+# --- by a clock that the test sets --------------------------------------------------------------------------
+
+
+class StillLoop:
+    """What a switchboard asks of a loop; time passes and calls happen when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.soon: list[Callable[[], None]] = []
+        self.sweep: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        self.sweep = call
+
+    def turn(self) -> None:
+        due, self.soon = self.soon, []
+        for call in due:
+            call()
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.sweep()
+        self.turn()
+
+
+class StillTransport(asyncio.Transport):
+    """A transport over a pair of sockets on which nothing moves by itself."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__({"socket": connected, "peername": ("192.0.2.1", 7)})
+        self.written = bytearray()
+        self.held = 0  # bytes of these that did not leave
+        self.calls: list[str] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = (high, low)
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause_reading")
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume_reading")
+
+    def write_eof(self) -> None:
+        self.calls.append("write_eof")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+
+class Still:
+    """One connection that only the test moves."""
+
+    def __init__(self, session: Session, **limits: float) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.loop = StillLoop()
+        self.seen = Recorder()
+        self.board = Switchboard(self.loop, self.seen, read_bytes=1 << 18, tick_seconds=1)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"max_frame": 1 << 20, "high_water": 1 << 16, "max_connections": 1}
+        service = Service("test", lambda: session, **{**given, "stall_timeout": 30, **limits})
+        self.connection = self.board.answer(service)
+        self.transport = StillTransport(self.ours)
+        self.connection.connection_made(self.transport)
+
+    def receives(self, data: bytes) -> None:
+        self.connection.get_buffer(-1)[: len(data)] = data
+        self.connection.buffer_updated(len(data))
+
+    def __enter__(self) -> "Still":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.connection_lost(None)
+        self.ours.close()
+        self.theirs.close()
+
+
+def test_a_stall_is_measured_from_when_output_began_to_wait() -> None:
+    with Still(Frames(), stall_timeout=30) as still:
+        still.receives(frame(b"gone at once"))
+        still.loop.passes(1)
+        still.loop.passes(1000)
+        still.receives(frame(b"waits"))
+        still.transport.held = 9
+        still.loop.passes(1)
+        still.loop.passes(29)
+        assert still.transport.calls == []
+        still.loop.passes(1)
+        assert still.transport.calls == ["abort"]
+        assert still.seen.stalls == ["test-1"]
+
+
+def test_a_peer_that_reads_a_little_is_given_the_whole_time_again() -> None:
+    with Still(Frames(), stall_timeout=30) as still:
+        still.receives(frame(bytes(1000)))
+        for held in range(1000, 0, -10):
+            still.transport.held = held
+            still.loop.passes(29)
+        assert still.transport.calls == []
+        still.loop.passes(30)
+        assert still.transport.calls == ["abort"]
+
+
+def test_waiting_for_the_log_is_not_the_peer_s_stall() -> None:
+    class Gated(Frames):
+        def on_frame(self, body: bytes) -> bool:
+            self.gate(1)
+            return super().on_frame(body)
+
+    with Still(Gated(), stall_timeout=30) as still:
+        still.receives(frame(b"waits for the log"))
+        still.loop.passes(1)
+        still.loop.passes(1000)
+        assert still.transport.calls == []
+
+
+def test_a_connection_that_is_not_read_is_not_idle() -> None:
+    with Still(Blocking(), idle_timeout=10) as still:
+        still.receives(frame(b"block"))
+        assert still.transport.calls == ["pause_reading"]
+        for _ in range(10):
+            still.loop.passes(9)
+        assert still.transport.calls == ["pause_reading"]
+
+
+def test_bytes_in_either_direction_are_a_sign_of_life() -> None:
+    session = Frames()
+    with Still(session, idle_timeout=10) as still:
+        for _ in range(5):
+            still.loop.passes(9)
+            session.put(b"said by us")
+            still.loop.passes(0)
+        for _ in range(5):
+            still.loop.passes(9)
+            still.receives(b"\0")
+        still.loop.passes(1)
+        assert still.transport.calls == []
+        still.loop.passes(9)
+        assert still.transport.calls == []
+        still.loop.passes(1)
+        assert still.transport.calls == ["close"]
+
+
+def test_nothing_is_delivered_to_a_transport_that_is_full() -> None:
+    session = Frames()
+    with Still(session) as still:
+        still.connection.pause_writing()
+        still.connection.wake()
+        still.loop.turn()
+        still.loop.passes(1)
+        assert session.delivers == []
+        still.connection.resume_writing()
+        still.loop.turn()
+        assert len(session.delivers) == 1
+
+
+def test_output_waits_while_the_transport_is_full() -> None:
+    with Still(Frames()) as still:
+        still.connection.pause_writing()
+        still.receives(frame(b"answer"))
+        assert still.transport.written == b""
+        still.connection.resume_writing()
+        assert still.transport.written == frame(b"answer")
+
+
+def test_a_peer_that_keeps_talking_after_the_end_is_closed_in_a_while() -> None:
+    session = Frames()
+    with Still(session) as still:
+        still.theirs.send(b"never read")
+        session.closing = True
+        still.loop.passes(1)
+        assert still.transport.calls == ["write_eof"]
+        still.receives(b"thrown away")
+        still.loop.passes(1.5)
+        assert still.transport.calls == ["write_eof"]
+        still.loop.passes(1)
+        assert still.transport.calls == ["write_eof", "close"]
+        assert session.receives == []
+
+
+def test_a_finished_connection_waits_for_its_output_to_leave() -> None:
+    session = Farewell()
+    with Still(session, stall_timeout=30) as still:
+        still.receives(frame(b"bye"))
+        still.transport.held = 1000
+        still.loop.passes(20)
+        assert still.transport.calls == ["write_eof"]
+        still.transport.held = 10
+        still.loop.passes(20)
+        assert still.transport.calls == ["write_eof"]
+        still.transport.held = 0
+        still.loop.passes(1)
+        assert still.transport.calls == ["write_eof", "close"]
+
+
+def test_a_finished_connection_whose_peer_does_not_read_is_dropped() -> None:
+    with Still(Farewell(), stall_timeout=30) as still:
+        still.receives(frame(b"bye"))
+        still.transport.held = 1000
+        still.loop.passes(1)
+        still.loop.passes(30)
+        assert still.transport.calls == ["write_eof", "abort"]
+
+
+def test_a_quiet_connection_is_closed_without_ado() -> None:
+    session = Frames()
+    with Still(session) as still:
+        session.closing = True
+        still.loop.passes(1)
+        assert still.transport.calls == ["close"]
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class Scale:
     rounds: int
     bursts: int
     pause: float
+    """Between bursts: the gateway prepares new segments meanwhile."""
     share: float
     """Of the messages of a whole run."""
     sustained_seconds: float
@@ -130,7 +131,7 @@ FULL = Scale(
     connections=(1, 16),
     rounds=3,
     bursts=5,
-    pause=0.5,
+    pause=1.0,
     share=1.0,
     sustained_seconds=60.0,
     latency_seconds=5.0,
@@ -142,7 +143,7 @@ QUICK = Scale(
     connections=(1,),
     rounds=1,
     bursts=2,
-    pause=0.2,
+    pause=0.5,
     share=0.25,
     sustained_seconds=2.0,
     latency_seconds=1.0,
@@ -200,7 +201,7 @@ def _deliver_qos1(scale: Scale) -> Iterator[Cell]:
 
 
 def _interval(scale: Scale) -> Iterator[Cell]:
-    amount = Amount(messages=int(200_000 * scale.share), bursts=scale.bursts, pause=scale.pause)
+    amount = Amount(messages=int(200_000 * scale.share), bursts=scale.bursts, pause=0.2)
     for size, connections in _grid(scale):
         contenders = (Contender.HEADRACE, Contender.JETSTREAM)
         yield Cell(Family.INTERVAL, size, connections, contenders, amount, scale.rounds, "interval:20", qos=1)
@@ -209,7 +210,7 @@ def _interval(scale: Scale) -> Iterator[Cell]:
 def _always(scale: Scale) -> Iterator[Cell]:
     contenders = (Contender.HEADRACE, Contender.REDIS)
     for connections, messages in scale.always_messages:
-        amount = Amount(messages=messages, bursts=scale.bursts, pause=scale.pause)
+        amount = Amount(messages=messages, bursts=scale.bursts, pause=0.2)
         for size in scale.sizes:
             yield Cell(Family.ALWAYS, size, connections, contenders, amount, scale.rounds, "always", qos=1)
 

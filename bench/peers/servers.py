@@ -2,12 +2,14 @@
 exactly what it started. Knows nothing of what is measured."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +21,8 @@ from bench.peers.plan import Contender
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
+POOL_SEGMENTS = 3  # the gateway's default, named because bursts are sized by it
+POOL_GAUGE = re.compile(r"^headrace_log_pool_segments (\S+)$", re.MULTILINE)
 OTHER_LISTENERS = ("overhop", "relink", "zeroctl", "felix")
 # Debian puts nats-server where only an administrator's shell looks.
 SYSTEM_PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/usr/bin")
@@ -138,9 +142,23 @@ class Server:
             self._process.wait()
 
 
-def says_ready(server: Server) -> bool:
-    """The gateway prints one line when everything listens."""
-    return any(line.startswith("headrace ready") for line in server.printed.read_text().splitlines())
+def ready_and_warm(admin_port: int) -> Callable[[Server], bool]:
+    """Whether the gateway has printed that everything listens, and its pool of segments is full."""
+
+    def is_up(server: Server) -> bool:
+        if not any(line.startswith("headrace ready") for line in server.printed.read_text().splitlines()):
+            return False
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{admin_port}/metrics", timeout=5.0) as answer:
+                metrics: str = answer.read().decode()
+        except OSError:
+            return False
+        pool = POOL_GAUGE.search(metrics)
+        if pool is None:
+            raise Unavailable(f"{server.name} does not tell in /metrics how many segments are ready")
+        return float(pool[1]) >= POOL_SEGMENTS
+
+    return is_up
 
 
 def answers(request: bytes, answer: bytes) -> Callable[[Server], bool]:
@@ -159,18 +177,19 @@ def answers(request: bytes, answer: bytes) -> Callable[[Server], bool]:
 
 def headrace(home: Path, sync: str, program: Path) -> Server:
     """This gateway, with the sink and the other protocols off."""
-    port = free_port()
+    port, admin_port = free_port(), free_port()
     settings = [
         f"listen.blipmq.bind={LOOPBACK}:{port}",
-        f"admin.bind={LOOPBACK}:{free_port()}",
+        f"admin.bind={LOOPBACK}:{admin_port}",
         "drop.run=false",
+        f"log.pool_segments={POOL_SEGMENTS}",
         f"log.sync={sync}",
         *(f"listen.{protocol}.bind=" for protocol in OTHER_LISTENERS),
     ]
     command = [str(program), "serve", "--data", str(home / "data")]
     for setting in settings:
         command += ["--set", setting]
-    return Server("the gateway", port, command, home, says_ready)
+    return Server("the gateway", port, command, home, ready_and_warm(admin_port))
 
 
 def nats(home: Path, *, jetstream: bool) -> Server:

@@ -405,12 +405,10 @@ cdef class Connection:
             self.board.space_waiters.add(self)
         if session.blocked and session.waits_room and not self.writing_paused and session.out.size < session.high_water:
             self.unblock()
-        if session.closing:
-            ended = True
-        elif self.draining:
+        if self.draining and not session.closing:
             ended = not (session.blocked and session.waits_safe > 0)
         else:
-            ended = self.eof and not session.blocked
+            ended = session.closing or self.eof  # who is blocked is not read, so no end of input comes to it
         if ended and session.out.size == 0:
             return self.finish()
         over = ended or self.draining or session.blocked or session.out.size > self.service.high_water

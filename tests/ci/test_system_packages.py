@@ -1,4 +1,4 @@
-"""How missing programs are installed: with whose leave, by which package manager, and with daemons kept off."""
+"""How missing programs are installed: with whose leave, by which package manager, and no daemon started."""
 
 import os
 import shutil
@@ -14,7 +14,10 @@ from tests.suites import Requirement
 APT_GET = """#!/bin/sh
 echo "apt-get $*" >> {log}
 test -e {policy} && echo "daemons stay off" >> {log}
-case "$*" in *install\\ mill-2) echo "#!/bin/sh" > {mill}; chmod 755 {mill} ;; *install*) exit 100 ;; esac
+case "$*" in
+    *install\\ mill-2) echo "#!/bin/sh" > {mill}; chmod 755 {mill} ;;
+    *install*) echo "no package like that" >&2; exit 100 ;;
+esac
 """
 SUDO = """#!/bin/sh
 echo "sudo $*" >> {log}
@@ -71,9 +74,12 @@ def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_root")
-def test_root_installs_the_first_package_that_exists_and_starts_no_daemon(machine: Machine) -> None:
+def test_root_installs_the_first_package_that_exists_and_starts_no_daemon(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.add("apt-get", APT_GET)
     assert machine.install("mill-3", "mill-2", "mill-1")
+    assert "no package like that" not in capsys.readouterr().err
     first, *installs = [line for line in machine.ran() if line != "daemons stay off"]
     assert first.endswith("update")
     assert [line.split()[-1] for line in installs] == ["mill-3", "mill-2"]
@@ -90,9 +96,12 @@ def test_a_policy_that_the_system_has_is_left_alone(machine: Machine) -> None:
 
 
 @pytest.mark.usefixtures("as_root")
-def test_the_policy_is_taken_back_when_nothing_could_be_installed(machine: Machine) -> None:
+def test_when_nothing_could_be_installed_the_policy_is_taken_back_and_the_reason_shown(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.add("apt-get", APT_GET)
     assert not machine.install("mill-3")
+    assert "install mill-3 failed: no package like that" in capsys.readouterr().err
     assert "daemons stay off" in machine.ran()
     assert not machine.policy.exists()
 

@@ -28,7 +28,14 @@ cdef struct Counts:
     uint64_t nack_500
     uint64_t dropped_full           # QoS 0 publishes dropped: the log was full for block_timeout, or had failed
     uint64_t refused_full           # QoS 1 publishes refused for the same reasons
-    uint64_t too_large              # messages that no BlipMQ frame can carry
+    uint64_t too_large              # messages that no BlipMQ frame or no log can carry
+    uint64_t unconfirmed            # closed because a sync failed: what was published can never be confirmed
+
+
+cdef class Share:
+    """A subscription in use: all connections of its key that poll it do so as one member."""
+    cdef Member member
+    cdef uint32_t users             # connections; the last one that goes leaves the subscription
 
 
 cdef class Blipmq:
@@ -39,6 +46,9 @@ cdef class Blipmq:
     cdef public int64_t handshake_timeout_us    # 0: none
     cdef public int64_t block_timeout_us
     cdef public uint32_t max_subscriptions      # of one connection
+    cdef dict shares                            # subscription id -> Share
+    cdef uint64_t ids_known                     # Bus.ids_written when it was last looked at
+    cdef uint64_t ids_lsn                       # the log has these ids for given out once it is safe up to here
     cdef Counts counts
 
 
@@ -48,16 +58,19 @@ cdef class BlipmqSession(Session):
     cdef bint greeted                   # HELLO was performed
     cdef Rights rights                  # of the key that authenticated; None before
     cdef Origin* origin
-    cdef dict members                   # subscription id -> Member, of the subscriptions used here
-    cdef uint64_t last_id               # the subscription of the last POLL or ACK
-    cdef Member last_member
-    cdef uint64_t confirmed_lsn         # the log's end behind the last QoS 1 publish
-    cdef bint sync_wanted               # a QoS 1 publish of this read event waits for a sync
-    cdef int64_t began                  # when the session was first told the time
+    cdef dict used                      # subscription id -> Share, of the subscriptions used here
+    cdef uint64_t last_id               # the subscription of the last POLL; 0: none, or its rights may have changed
+    cdef Share last_share
+    cdef bint last_allowed              # its topic may still be subscribed to
+    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
+    cdef bint sync_wanted               # this read event moved confirmed_lsn
+    cdef bint unfenced                  # QoS 0 messages were published since the last POLL that had to see them
+    cdef int64_t began                  # when the session was first told the time, or lost its key
     cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
+    cdef uint64_t full_segment          # number of the segment that was the last one then
     cdef Message message                # filled anew for each publish
     cdef uint32_t memo_topic            # the last topic published to: allowed, known to the bus. 0: none
-    cdef uint32_t memo_changes          # Rights.changes when that was found out
+    cdef uint32_t rights_changes        # Rights.changes when what is remembered here was found out
     cdef uint16_t memo_size
     cdef uint8_t memo[MEMO_BYTES]
 
@@ -69,8 +82,15 @@ cdef class BlipmqSession(Session):
     cdef int on_ack(self, RawFrame* frame, int64_t now) except -1
     cdef int on_poll(self, RawFrame* frame, int64_t now) except -1
     cdef int on_ping(self, RawFrame* frame, int64_t now) except -1
-    cdef Member member_of(self, uint64_t id, int64_t now)
+    cdef int renew_rights(self, int64_t now) except -1
+    cdef Subscription own(self, uint64_t id)
+    cdef Share share_of(self, uint64_t id, int64_t now)
+    cdef Share use(self, Subscription subscription, int64_t now)
+    cdef int stop_using(self, uint64_t id, int64_t now) except -1
+    cdef int stop_using_all(self, int64_t now) except -1
     cdef int not_appended(self, int rc, uint8_t qos, uint64_t correlation, int64_t now) except -1
+    cdef int confirm_at(self, uint64_t lsn) noexcept
+    cdef int check_log(self) except -1
     cdef int ack(self, uint64_t correlation, uint64_t id) except -1
     cdef int nack(self, uint64_t correlation, uint16_t code, str text) except -1
     cdef str forbidden(self, str right, const uint8_t* topic, Py_ssize_t n)

@@ -4,20 +4,25 @@ One read event is one call of receive(): every whole frame is handled in C and a
 publish goes from the peer's bytes into the log with one copy and no Python object.
 
 What waits for the log's safe end, and how:
-    PONG, and the ACK of a durable SUBSCRIBE    leaves behind a gate in the output, so that parsing goes on
-    POLL behind QoS 1 publishes                 is not parsed until they are safe: its answer depends on them
+    PONG behind QoS 1 publishes     leaves behind a gate in the output, so that parsing goes on
+    ACK of a SUBSCRIBE              the same: the subscription, or at least its id, is in the log
+    POLL behind publishes           is not parsed until they are safe: its answer depends on them
+
+Peers may send what they like: a frame is answered only while less than high_water bytes wait to be read, so that no
+kind of request can make the output grow.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
-from headrace.bus cimport BLIPMQ, Bus, Delivery, Flight, Member, Subscription
+from headrace.bus cimport BLIPMQ, Bus, Delivery, Subscription
 from headrace.log cimport APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
-from headrace.session cimport Session
+from headrace.session cimport Output, Session
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.blipmq cimport (
-    ACK, ACK_SIZE, AUTH, HELLO, MAX_LENGTH, NACK, PING, POLL, PONG, PONG_SIZE, PUBLISH, SUBSCRIBE, VERSION, RawFrame,
+    ACK, ACK_SIZE, AUTH, HELLO, MAX_LENGTH, MIN_LENGTH, PING, POLL, PONG_SIZE, PUBLISH, SUBSCRIBE, VERSION, RawFrame,
     RawPublish, RawSubscribe, nack_size, next_frame, parse_ack, parse_auth, parse_hello, parse_poll, parse_subscribe,
     publish_size, split_publish, write_ack, write_nack, write_pong, write_publish,
 )
@@ -26,15 +31,27 @@ from headrace.wire.bytes cimport View as Slice, utf8_valid
 from headrace.errors import BusError, LogError
 
 
+cdef enum:
+    SHOWN_CHARS = 100       # of a topic in an error's text
+
+
+cdef class Share:
+    pass
+
+
 cdef class Blipmq:
-    def __init__(self, Bus bus not None, Keyring keys not None, *, uint32_t max_length=MAX_LENGTH,
-                 double handshake_timeout=0, double block_timeout=5, uint32_t max_subscriptions=10_000):
+    def __cinit__(self, Bus bus not None, Keyring keys not None, *, uint32_t max_length=MAX_LENGTH,
+                  double handshake_timeout=0, double block_timeout=5, uint32_t max_subscriptions=10_000):
+        if not MIN_LENGTH <= max_length <= MAX_LENGTH:
+            raise ValueError(f"max_length must be from {MIN_LENGTH} to {MAX_LENGTH}")
         self.bus = bus
         self.keys = keys
         self.max_length = max_length
         self.handshake_timeout_us = <int64_t>(handshake_timeout * 1e6)
         self.block_timeout_us = <int64_t>(block_timeout * 1e6)
         self.max_subscriptions = max_subscriptions
+        self.shares = {}
+        self.ids_known = bus.ids_written    # opening a log syncs it
 
     def session(self):
         """A session for one new connection."""
@@ -46,16 +63,16 @@ cdef class Blipmq:
 
 
 cdef class BlipmqSession(Session):
-    def __init__(self, Blipmq shared not None):
+    def __cinit__(self, Blipmq shared not None):
         self.shared = shared
         self.bus = shared.bus
-        self.members = {}
+        self.used = {}
         memset(&self.message, 0, sizeof(Message))
         self.message.protocol = BLIPMQ
 
     def __dealloc__(self):
-        if self.origin != NULL:
-            self.bus.log.close_origin(self.origin)
+        # What Log.close_origin() does; the garbage collector may have taken the log from here already.
+        free(self.origin)
 
     cdef uint64_t safe_end(self) noexcept:
         return self.bus.log.safe_lsn()
@@ -64,13 +81,13 @@ cdef class BlipmqSession(Session):
         cdef Py_ssize_t at = 0, used = 0, wanted = 0
         cdef RawFrame frame
         cdef int found
+        if not self.bus.log.open:       # the gateway is ending
+            self.closing = True
+            return n
         if self.began == 0:
             self.began = now
-        if self.rights is not None and self.memo_changes != self.rights.changes:
-            self.memo_topic = 0
-            self.memo_changes = self.rights.changes
-            if self.rights.revoked:
-                self.rights = None
+        if self.rights is not None and self.rights_changes != self.rights.changes:
+            self.renew_rights(now)
         while not self.closing:
             found = next_frame(data + at, n - at, self.shared.max_length, &frame, &used, &wanted)
             if found == 0:
@@ -79,6 +96,9 @@ cdef class BlipmqSession(Session):
             if found < 0:
                 self.shared.counts.bad_frames += 1
                 self.closing = True
+                break
+            if self.out.size >= self.high_water:
+                self.blocked = self.waits_room = True
                 break
             if frame.type == PUBLISH and self.rights is not None:
                 self.on_publish(&frame, now)
@@ -138,16 +158,27 @@ cdef class BlipmqSession(Session):
         if self.rights is None:
             return self.nack(frame.correlation, 401, "invalid API key")
         self.memo_topic = 0
-        self.memo_changes = self.rights.changes
-        if self.origin != NULL:
+        self.rights_changes = self.rights.changes
+        if self.origin != NULL:         # of a key that was revoked
             self.bus.log.close_origin(self.origin)
-            self.origin = NULL
+            self.message.origin = self.origin = NULL
         peer = "" if self.connection is None else self.connection.peer
         source = f"{self.rights.name}@{peer}".encode()
-        self.origin = self.bus.log.open_origin(source)
-        self.message.origin = self.origin
+        self.message.origin = self.origin = self.bus.log.open_origin(source)
         self.shared.counts.authenticated += 1
         return self.ack(frame.correlation, 0)
+
+    cdef int renew_rights(self, int64_t now) except -1:
+        """The configuration was read again: what is remembered of the key's rights is stale. A key that was revoked is as
+        good as none: its peer may authenticate again, and until then is as gone as one that hung up."""
+        self.memo_topic = 0
+        self.last_id = 0
+        self.rights_changes = self.rights.changes
+        if self.rights.revoked:
+            self.rights = None
+            self.began = now
+            self.stop_using_all(now)
+        return 0
 
     # --- publishing ----------------------------------------------------------------------------------------------------
 
@@ -194,7 +225,15 @@ cdef class BlipmqSession(Session):
             return self.not_appended(rc, publish.qos, frame.correlation, now)
         self.full_since = 0
         if publish.qos:
-            self.confirmed_lsn = self.bus.log.lsn()
+            self.confirm_at(self.bus.log.lsn())
+        else:
+            self.unfenced = True
+        return 0
+
+    cdef int confirm_at(self, uint64_t lsn) noexcept:
+        """What is said to this peer from now on may imply that the log is safe up to here."""
+        if lsn > self.confirmed_lsn:
+            self.confirmed_lsn = lsn
             self.sync_wanted = True
         return 0
 
@@ -204,8 +243,10 @@ cdef class BlipmqSession(Session):
             self.shared.counts.too_large += 1
             return self.nack(correlation, 400, f"message too large: the log takes {self.bus.log.max_record} bytes at most")
         if rc == APPEND_FULL:
-            if self.full_since == 0:
+            # In another segment than then, there was room in between.
+            if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
                 self.full_since = now
+                self.full_segment = self.bus.log.active.number
             if now - self.full_since < self.shared.block_timeout_us:
                 self.blocked = True
                 self.waits_space = True
@@ -214,14 +255,15 @@ cdef class BlipmqSession(Session):
             self.shared.counts.dropped_full += 1
             return 0
         self.shared.counts.refused_full += 1
-        reason = self.bus.log.failed if rc == APPEND_FAILED else self.bus.log.full
-        return self.nack(correlation, 500, f"durable publish failed: {reason or 'the log has no room'}")
+        reason = self.bus.log.failed or self.bus.log.full or "the log has no room"
+        return self.nack(correlation, 500, f"durable publish failed: {reason}")
 
     # --- subscribing ---------------------------------------------------------------------------------------------------
 
     cdef int on_subscribe(self, RawFrame* frame, int64_t now) except -1:
         cdef RawSubscribe wish
         cdef Subscription subscription
+        cdef uint32_t topic
         cdef Log log = self.bus.log
         if parse_subscribe(frame.payload, frame.size, &wish) != 0:
             return self.nack(frame.correlation, 400, "invalid SUBSCRIBE payload")
@@ -229,9 +271,10 @@ cdef class BlipmqSession(Session):
             return self.nack(frame.correlation, 400, "empty topic")
         if wish.qos > 1:
             return self.nack(frame.correlation, 400, "invalid QoS value")
-        if not self.rights.may_subscribe(<const char*>wish.topic, wish.topic_size):
+        topic = log.find_topic(<const char*>wish.topic, wish.topic_size)
+        if not self.rights.may_subscribe(topic, <const char*>wish.topic, wish.topic_size):
             return self.nack(frame.correlation, 401, self.forbidden("subscribe", wish.topic, wish.topic_size))
-        if <uint32_t>len(self.members) >= self.shared.max_subscriptions:
+        if <uint32_t>len(self.used) >= self.shared.max_subscriptions:
             return self.nack(
                 frame.correlation, 400, f"too many subscriptions: a connection has {self.shared.max_subscriptions} at most")
         self.bus.flush(now)             # what this connection published before is before the subscription's beginning
@@ -243,50 +286,98 @@ cdef class BlipmqSession(Session):
             return self.nack(frame.correlation, 400, str(e))
         except LogError as e:
             return self.nack(frame.correlation, 500, f"subscribe failed: {e}")
-        self.members[subscription.id] = subscription.join(None, -1, now)
-        if wish.qos:
-            self.confirmed_lsn = log.lsn()
-            self.sync_wanted = True
-            if log.safe_lsn() < self.confirmed_lsn:
-                self.out.gate(self.confirmed_lsn)
+        self.use(subscription, now)
+        # An id that is told is never given out again, so the log must have the block of ids that it is from.
+        if self.shared.ids_known != self.bus.ids_written:
+            self.shared.ids_known = self.bus.ids_written
+            self.shared.ids_lsn = log.lsn()
+        self.confirm_at(log.lsn() if wish.qos else self.shared.ids_lsn)
+        if log.safe_lsn() < self.confirmed_lsn:
+            self.out.gate(self.confirmed_lsn)
         return self.ack(frame.correlation, subscription.id)
 
-    cdef Member member_of(self, uint64_t id, int64_t now):
+    cdef Subscription own(self, uint64_t id):
+        """The subscription with this id, if it is this key's; another key's is as good as none."""
+        cdef Subscription subscription = self.bus.find(id)
+        if subscription is None or subscription.protocol != BLIPMQ or subscription.owner != self.rights.name:
+            return None
+        return subscription
+
+    cdef Share use(self, Subscription subscription, int64_t now):
+        """Makes this connection one of those that the subscription is kept for."""
+        cdef Share share = self.shared.shares.get(subscription.id)
+        if share is None or share.member.gone:
+            share = Share()
+            share.member = subscription.join(None, -1, now)
+            self.shared.shares[subscription.id] = share
+        share.users += 1
+        self.used[subscription.id] = share
+        return share
+
+    cdef int stop_using(self, uint64_t id, int64_t now) except -1:
+        cdef Share share = self.used.pop(id)
+        share.users -= 1
+        if share.users == 0:
+            if self.shared.shares.get(id) is share:
+                del self.shared.shares[id]
+            share.member.leave(now)
+        return 0
+
+    cdef int stop_using_all(self, int64_t now) except -1:
+        self.last_id = 0
+        self.last_share = None
+        for id in list(self.used):
+            self.stop_using(id, now)
+        return 0
+
+    cdef Share share_of(self, uint64_t id, int64_t now):
         """This connection's part in a subscription of its key, or None."""
         cdef Subscription subscription
-        cdef Member member
-        if id == self.last_id and not self.last_member.gone:
-            return self.last_member
-        member = self.members.get(id)
-        if member is None or member.gone:
-            subscription = self.bus.find(id)
-            if subscription is None or subscription.protocol != BLIPMQ or subscription.owner != self.rights.name:
+        cdef Share share
+        if id == self.last_id and not self.last_share.member.gone:
+            return self.last_share
+        share = self.used.get(id)
+        if share is not None and share.member.gone:
+            self.stop_using(id, now)
+            share = None
+        if share is None:
+            # Perhaps one that this key made on another connection, or before a restart: it goes on here.
+            subscription = self.own(id)
+            if subscription is None:
                 return None
-            # A subscription that this key made on another connection, or before a restart: it goes on here.
-            member = subscription.join(None, -1, now)
-            self.members[id] = member
+            share = self.use(subscription, now)
+        subscription = share.member.subscription
         self.last_id = id
-        self.last_member = member
-        return member
+        self.last_share = share
+        self.last_allowed = self.rights.may_subscribe(
+            subscription.topic, PyBytes_AS_STRING(subscription.filter), PyBytes_GET_SIZE(subscription.filter))
+        return share
 
     cdef int on_poll(self, RawFrame* frame, int64_t now) except -1:
         cdef uint64_t id = 0
-        cdef Member member
+        cdef Share share
         cdef Delivery delivery
         cdef Subscription subscription
+        cdef const char* topic
+        cdef uint16_t topic_size
         cdef Py_ssize_t size
         cdef Log log = self.bus.log
         if parse_poll(frame.payload, frame.size, &id) != 0:
             return self.nack(frame.correlation, 400, "invalid POLL payload")
         if id == 0:
             return self.nack(frame.correlation, 400, "subscription_id must be non-zero")
-        if self.out.size >= self.high_water:
-            self.blocked = self.waits_room = True
+        share = self.share_of(id, now)
+        if share is None:
             return 0
-        member = self.member_of(id, now)
-        if member is None:
-            return 0
+        subscription = share.member.subscription
+        topic = PyBytes_AS_STRING(subscription.filter)
+        topic_size = <uint16_t>PyBytes_GET_SIZE(subscription.filter)
+        if not self.last_allowed:
+            return self.nack(frame.correlation, 401, self.forbidden("subscribe", <const uint8_t*>topic, topic_size))
         log.make_readable()             # a poll sees what this connection published just before it
+        if self.unfenced and subscription.at_least_once:
+            self.unfenced = False       # and what is delivered at least once follows the safe end
+            self.confirm_at(log.lsn())
         if self.confirmed_lsn > log.safe_lsn():
             self.bus.flush(now)
             log.ask_sync()
@@ -294,9 +385,8 @@ cdef class BlipmqSession(Session):
             self.waits_safe = self.confirmed_lsn
             return 0
         self.shared.counts.polls += 1
-        subscription = member.subscription
-        while subscription.take(member, now, &delivery):
-            size = publish_size(<uint16_t>PyBytes_GET_SIZE(subscription.filter), delivery.view.payload_len)
+        while subscription.take(share.member, now, &delivery):
+            size = publish_size(topic_size, delivery.view.payload_len)
             if size - 4 > MAX_LENGTH:
                 self.shared.counts.too_large += 1
                 if delivery.confirm:
@@ -304,30 +394,29 @@ cdef class BlipmqSession(Session):
                 continue
             self.out.commit(write_publish(
                 self.out.reserve(size), delivery.tag if delivery.confirm else frame.correlation, delivery.confirm,
-                PyBytes_AS_STRING(subscription.filter), <uint16_t>PyBytes_GET_SIZE(subscription.filter),
-                delivery.view.payload, delivery.view.payload_len))
+                topic, topic_size, delivery.view.payload, delivery.view.payload_len))
             return 0
         self.shared.counts.polls_empty += 1
         return 0
 
     cdef int on_ack(self, RawFrame* frame, int64_t now) except -1:
         cdef uint64_t id = 0
-        cdef Member member
+        cdef Subscription subscription
         if parse_ack(frame.payload, frame.size, &id) != 0:
             return self.nack(frame.correlation, 400, "invalid ACK payload")
         if id == 0:
             return self.nack(frame.correlation, 400, "subscription_id must be non-zero")
-        member = self.member_of(id, now)
-        if member is None or frame.correlation == 0 or not member.subscription.ack_offset(frame.correlation - 1):
+        if id == self.last_id and not self.last_share.member.gone:
+            subscription = self.last_share.member.subscription
+        else:
+            subscription = self.own(id)
+        if subscription is None or frame.correlation == 0 or not subscription.ack_offset(frame.correlation - 1):
             return self.nack(frame.correlation, 404, "unknown subscription or delivery tag")
         self.shared.counts.acks += 1
         return 0
 
     cdef int on_ping(self, RawFrame* frame, int64_t now) except -1:
         self.shared.counts.pings += 1
-        if self.out.size >= self.high_water:
-            self.blocked = self.waits_room = True
-            return 0
         if self.confirmed_lsn > self.bus.log.safe_lsn():
             self.out.gate(self.confirmed_lsn)
         self.out.commit(write_pong(self.out.reserve(PONG_SIZE), frame.correlation))
@@ -336,26 +425,47 @@ cdef class BlipmqSession(Session):
     # --- time and ends -------------------------------------------------------------------------------------------------
 
     cdef int tick(self, int64_t now) except -1:
+        if not self.bus.log.open:
+            return 0
         if self.began == 0:
             self.began = now
+        if self.rights is not None and self.rights_changes != self.rights.changes:
+            self.renew_rights(now)
         if (
-            self.rights is None and self.shared.handshake_timeout_us
+            self.rights is None and not self.closing and self.shared.handshake_timeout_us
             and now - self.began > self.shared.handshake_timeout_us
         ):
             self.shared.counts.handshakes_late += 1
             self.closing = True
         if self.blocked and self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
             self.unblock()              # to be refused or dropped
+        return self.check_log()
+
+    cdef int drain(self, int64_t now) except -1:
+        return self.check_log()
+
+    cdef int check_log(self) except -1:
+        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the connection ends, so
+        that the peer knows that it was not confirmed."""
+        cdef Output rest
+        if (
+            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
+            or self.bus.log.failed is None
+        ):
+            return 0
+        rest = Output()
+        may_leave = self.out.take(self.bus.log.safe_lsn())
+        if may_leave is not None:
+            rest.write(may_leave)
+        self.out = rest
+        self.closing = True
+        self.shared.counts.unconfirmed += 1
         return 0
 
     cdef int lost(self, int64_t now) except -1:
-        cdef Member member
-        for member in self.members.values():
-            member.leave(now)
-        self.members.clear()
-        self.last_id = 0
-        self.last_member = None
-        self.bus.flush(now)
+        if self.bus.log.open:           # else nothing is kept for anybody any more
+            self.stop_using_all(now)
+            self.bus.flush(now)
         return 0
 
     # --- answers -------------------------------------------------------------------------------------------------------
@@ -383,9 +493,12 @@ cdef class BlipmqSession(Session):
         return 0
 
     cdef str forbidden(self, str right, const uint8_t* topic, Py_ssize_t n):
-        return f"key {self.rights.name!r} may not {right} to {topic[:min(n, 200)].decode(errors='replace')!r}"
+        cdef str shown = topic[:n].decode()
+        if len(shown) > SHOWN_CHARS:
+            shown = shown[:SHOWN_CHARS] + "…"
+        return f"key {self.rights.name!r} may not {right} to {shown!r}"
 
     @property
     def authenticated(self):
         """The name of the key that this peer gave, or None."""
-        return None if self.rights is None else self.rights.name
+        return None if self.rights is None or self.rights.revoked else self.rights.name

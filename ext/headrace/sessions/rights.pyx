@@ -11,6 +11,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from headrace.trie cimport filter_matches
 
+cdef enum:
+    FIRST_ROOM = 1024           # topics
+    YES = 1
+    NO = 2
+
 
 cdef bint any_matches(list filters, const char* text, Py_ssize_t n) except -1:
     cdef bytes filter
@@ -22,92 +27,112 @@ cdef bint any_matches(list filters, const char* text, Py_ssize_t n) except -1:
     return False
 
 
+cdef bint answer(Answers* answers, list filters, uint32_t topic, const char* text, Py_ssize_t n) except -1:
+    cdef uint8_t* grown
+    cdef uint32_t room
+    if topic == 0:
+        return any_matches(filters, text, n)
+    if topic >= answers.room:
+        room = max(FIRST_ROOM, answers.room)
+        while room <= topic:
+            room *= 2
+        grown = <uint8_t*>realloc(answers.known, room)
+        if grown == NULL:
+            raise MemoryError
+        memset(grown + answers.room, 0, room - answers.room)
+        answers.known = grown
+        answers.room = room
+    if answers.known[topic] == 0:
+        answers.known[topic] = YES if any_matches(filters, text, n) else NO
+    return answers.known[topic] == YES
+
+
+cdef list encoded(filters):
+    return [filter.encode() for filter in filters]
+
+
 cdef class Rights:
     """What one key may do."""
 
     def __init__(self, str name not None, publish=(), subscribe=()):
         self.name = name
-        self.replace(publish, subscribe)
+        self.set_filters(encoded(publish), encoded(subscribe))
 
     def __dealloc__(self):
-        free(self.publish_answers)
+        free(self.publish_answers.known)
+        free(self.subscribe_answers.known)
 
-    def replace(self, publish, subscribe):
+    cdef int set_filters(self, list publish, list subscribe) except -1:
         """Other filters from now on, also for those who have the key already."""
-        self.publish_filters = [filter.encode() for filter in publish]
-        self.subscribe_filters = [filter.encode() for filter in subscribe]
-        self.revoked = False
-        self._forget()
-
-    def revoke(self):
-        """Takes all rights away, also from those who have the key already."""
-        self.publish_filters = []
-        self.subscribe_filters = []
-        self.revoked = True
-        self._forget()
-
-    def _forget(self):
+        self.publish_filters = publish
+        self.subscribe_filters = subscribe
         self.changes += 1
-        if self.publish_answers != NULL:
-            memset(self.publish_answers, 0, self.publish_room)
+        if self.publish_answers.room:
+            memset(self.publish_answers.known, 0, self.publish_answers.room)
+        if self.subscribe_answers.room:
+            memset(self.subscribe_answers.known, 0, self.subscribe_answers.room)
+        return 0
+
+    cdef int revoke(self) except -1:
+        """Takes all rights away for good, also from those who have the key already."""
+        self.revoked = True
+        return self.set_filters([], [])
 
     cdef bint may_publish(self, uint32_t topic, const char* text, Py_ssize_t n) except -1:
-        """`topic` is its id on the bus, or 0 where it has none yet: the answer is then not kept."""
-        cdef uint8_t* grown
-        cdef uint32_t room
-        if topic == 0:
-            return any_matches(self.publish_filters, text, n)
-        if topic >= self.publish_room:
-            room = max(1024, self.publish_room)
-            while room <= topic:
-                room *= 2
-            grown = <uint8_t*>realloc(self.publish_answers, room)
-            if grown == NULL:
-                raise MemoryError
-            memset(grown + self.publish_room, 0, room - self.publish_room)
-            self.publish_answers = grown
-            self.publish_room = room
-        if self.publish_answers[topic] == 0:
-            self.publish_answers[topic] = 1 if any_matches(self.publish_filters, text, n) else 2
-        return self.publish_answers[topic] == 1
+        return answer(&self.publish_answers, self.publish_filters, topic, text, n)
 
-    cdef bint may_subscribe(self, const char* text, Py_ssize_t n) except -1:
-        return any_matches(self.subscribe_filters, text, n)
+    cdef bint may_subscribe(self, uint32_t topic, const char* text, Py_ssize_t n) except -1:
+        return answer(&self.subscribe_answers, self.subscribe_filters, topic, text, n)
+
+    def publishes(self, str topic not None):
+        """Whether it may publish to this topic."""
+        cdef bytes text = topic.encode()
+        return self.may_publish(0, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+
+    def subscribes(self, str topic not None):
+        """Whether it may subscribe to this topic."""
+        cdef bytes text = topic.encode()
+        return self.may_subscribe(0, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
 
 
 cdef class Keyring:
     """The keys that are valid now. One object for the life of the gateway: a reload replaces what is in it."""
 
     def __init__(self, keys=()):
-        self.rights = {}
-        self.secrets = []
+        self.keys = []
         self.replace(keys)
 
     def replace(self, keys):
-        """Takes over a configuration's keys (name, key, publish, subscribe). A name that stays keeps its Rights object, so
-        that open sessions have the new filters at once; one that goes is revoked."""
+        """Takes over a configuration's keys (name, key, publish, subscribe), all of them or, on an error, none.
+
+        A key that stays keeps its Rights object, so that open sessions have the new filters at once. One that goes is
+        revoked, and so is one whose secret is another now: who showed the old one has to show the new one.
+        """
         cdef Rights rights
-        old = self.rights
-        self.rights = {}
-        self.secrets = []
+        old = {rights.name: (secret, rights) for secret, rights in self.keys}
+        plan = []
         for key in keys:
-            rights = old.pop(key.name, None)
-            if rights is None:
-                rights = Rights(key.name, key.publish, key.subscribe)
-            else:
-                rights.replace(key.publish, key.subscribe)
-            self.rights[key.name] = rights
-            self.secrets.append((key.key.encode(), rights))
-        for rights in old.values():
-            rights.revoke()
+            secret = key.key.encode()
+            known, rights = old.get(key.name, (None, None))
+            if known != secret:
+                rights = Rights(key.name)
+            plan.append((secret, rights, encoded(key.publish), encoded(key.subscribe)))
+        self.keys = [(secret, rights) for secret, rights, publish, subscribe in plan]
+        for secret, rights, publish, subscribe in plan:
+            rights.set_filters(publish, subscribe)
+        kept = {rights for secret, rights in self.keys}
+        for secret, rights in old.values():
+            if rights not in kept:
+                rights.revoke()
 
     cdef Rights find(self, bytes secret):
         """Whose secret this is, or None. Looks at every key, each in constant time, so that the time tells nothing."""
         cdef Rights found = None
-        for known, rights in self.secrets:
+        for known, rights in self.keys:
             if compare_digest(known, secret):
                 found = rights
         return found
 
     def lookup(self, bytes secret not None):
+        """Whose secret this is, or None."""
         return self.find(secret)

@@ -1,0 +1,58 @@
+"""What the web side may know of a running gateway. Whoever puts a gateway together hands this over; it is
+made anew for each question and changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class ListenerFigures:
+    """One protocol's listeners and connections."""
+
+    protocol: str
+    addresses: list[str]
+    tls: bool
+    connections: int
+    max_connections: int
+    counters: Mapping[str, int]  # of connections
+    events: Mapping[str, int]  # of sessions
+
+
+@dataclass(frozen=True)
+class LogFigures:
+    """The log, once it is open."""
+
+    id: str
+    path: str
+    sync: str
+    stats: Mapping[str, Any]
+    full: str | None
+    failed: str | None
+    recovery: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A gateway at one moment."""
+
+    version: str
+    node: str
+    loop: str
+    started: float  # Unix time
+    uptime: float  # seconds
+    listeners: list[ListenerFigures] = field(default_factory=list)
+    log: LogFigures | None = None  # None: not open yet
+    bus: Mapping[str, Any] | None = None
+
+
+class Statistics(Protocol):
+    """A running gateway, to be looked at."""
+
+    def figures(self) -> Figures: ...
+
+    def segments(self) -> list[Mapping[str, Any]]:
+        """The log's segments, oldest first."""
+
+    def not_ready(self) -> list[str]:
+        """Why the gateway should get no traffic now; empty if it should."""

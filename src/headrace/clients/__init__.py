@@ -1,0 +1,1 @@
+"""Asyncio clients, one module per wire protocol. They know the codecs and nothing of the gateway."""

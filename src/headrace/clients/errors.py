@@ -1,0 +1,43 @@
+"""What can go wrong between a client and its server, whatever the protocol. A protocol's own refusals are
+next to its client."""
+
+import os
+import socket
+import ssl
+
+from headrace.errors import HeadraceError
+
+
+class ClientError(HeadraceError):
+    """Anything that a client could not do; its text names the server."""
+
+
+class ConnectionFailed(ClientError, ConnectionError):
+    """No connection could be made."""
+
+
+class ConnectionLost(ClientError, ConnectionError):
+    """The connection ended before the answer came; whether the server acted is not known."""
+
+
+class OperationTimeout(ClientError, TimeoutError):
+    """The server did not answer, read or come back in time; whether it acted is not known."""
+
+
+class ProtocolError(ClientError):
+    """What the server sent is not of the protocol."""
+
+
+class ClientClosed(ClientError):
+    """The client was closed before, or while it was used."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of the system means, in words: "connection refused"."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, OSError) and error.strerror:
+        # The loops put addresses into strerror; the number says it best, unless it is of a library.
+        library = isinstance(error, ssl.SSLError | socket.gaierror)
+        return error.strerror if library or not error.errno else os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__

@@ -1,0 +1,49 @@
+"""Which protocols this version speaks, and how each one's sessions are made from the bus, the keys and the
+configuration. Opens no sockets."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from headrace.bus import Bus
+from headrace.config import Config
+from headrace.config import Protocol as ProtocolName
+from headrace.session import Session
+from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.rights import Keyring
+
+LENGTH_FIELD = 4  # bytes in front of a BlipMQ frame that its length does not count
+
+
+class Speaker(Protocol):
+    """One protocol, ready to be spoken in this gateway."""
+
+    quickack: bool  # whether what peers send should be acknowledged at once
+    max_frame: int  # bytes of the largest frame
+
+    def session(self) -> Session:
+        """A session for one new connection."""
+
+    def configure(self, config: Config) -> None:
+        """Takes over what may change while the gateway runs."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What its sessions have counted, by name."""
+
+
+class BlipmqSpeaker:
+    # Peers pipeline publishes that are not answered: the next ones wait for the acknowledgement of these.
+    quickack = True
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        self._shared = Blipmq(bus, keys, max_length=config.listen.blipmq.max_frame_bytes)
+        self.max_frame = config.listen.blipmq.max_frame_bytes + LENGTH_FIELD
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        self._shared.handshake_timeout_us = round(config.listen.blipmq.handshake_timeout * 1e6)
+        self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+
+
+SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {"blipmq": BlipmqSpeaker}
