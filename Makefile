@@ -52,16 +52,18 @@ test: $(built) $(VENV)/.dev system-packages lint ## lint, then run all tests
 test-debug: ## the same with bounds checks and sanitizers (gcc), then build as usual again
 	@HEADRACE_DEBUG=1 $(MAKE) test; status=$$?; HEADRACE_DEBUG= $(MAKE) build; exit $$status
 
-# It installs a source distribution, as a user would, and so covers what goes into one as well.
+# It installs a source distribution, as a user would, and so covers what goes into one as well; unpacked, because pip
+# would take an archive of the same name from its cache.
 test-oldest: $(VENV)/.dev system-packages ## run the tests with the oldest versions that pyproject.toml allows
 	@rm -rf build/oldest && mkdir -p build/oldest
 	HEADRACE_ONLY=none $(python) setup.py -q sdist --dist-dir build/oldest
+	tar -C build/oldest -xzf build/oldest/*.tar.gz
 	$(python) .ci/requirements.py oldest > build/oldest/constraints.txt
 	$(python) -m venv $(VENV)-oldest
 	$(oldest) -m pip install -q -c build/oldest/constraints.txt setuptools cython
 	$(oldest) -m pip uninstall -q -y headrace
 	$(oldest) -m pip install -q -c build/oldest/constraints.txt --no-build-isolation \
-		"headrace[dev] @ file://$(CURDIR)/$$(echo build/oldest/*.tar.gz)"
+		"$$(echo ./build/oldest/headrace-*/)[dev]"
 	$(oldest) -m pytest $(ARGS)
 
 soak: $(built) $(VENV)/.dev system-packages ## run the tests with SOAK (20) times the kills, examples and load

@@ -370,7 +370,7 @@ cdef class Connection:
         if used > n:
             raise ValueError(f"{type(session).__name__} used {used} of {n} bytes")
         if session.closing:
-            used = n  # nobody will look at the rest
+            return self.keep(NULL, 0)  # nobody will look at the rest
         if max(session.wanted, 0 if session.blocked else n - used) > self.service.max_frame:
             raise ValueError(f"an unfinished frame is above the protocol's {self.service.max_frame} bytes")
         return self.keep(data + used, n - used)
@@ -411,7 +411,7 @@ cdef class Connection:
             ended = session.closing or self.eof  # who is blocked is not read, so no end of input comes to it
         if ended and session.out.size == 0:
             return self.finish()
-        over = ended or self.draining or session.blocked or session.out.size > self.service.high_water
+        over = ended or session.blocked or session.out.size > self.service.high_water
         if over != self.reading_paused and not self.eof:
             self.reading_paused = over
             if over:

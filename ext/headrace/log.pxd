@@ -196,10 +196,8 @@ cdef class Log:
     cdef int _activate(self, Segment* segment) except -1
     cdef void _mark_published(self) noexcept nogil
     cdef bint _held(self, Segment* segment) except -1
-    cdef bint _forget_sealed(self, Segment* segment) except -1
     cdef bint _carry_cursors(self, Segment* segment, int64_t now) except -1
     cdef int _write_cursor(self, str name, uint64_t offset, int64_t now) except -100
-    cdef int _unlink(self, Segment* segment) except -1
     cdef void _shut(self) noexcept
 
 
@@ -208,6 +206,7 @@ cdef class LogReader:
     cdef readonly bytes id
     cdef public bint check                 # verify checksums while reading
     cdef readonly uint64_t overtaken       # offsets that were retired before this reader came to them
+    cdef readonly uint64_t lost            # offsets that damage took
     cdef readonly uint64_t offset          # of the next message
     cdef Segment current
     cdef bint mapped

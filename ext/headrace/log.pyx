@@ -35,19 +35,18 @@ import errno
 import json
 import os
 import secrets
-import shutil
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EEXIST, EIO, ENOMEM, errno as c_errno
+from libc.errno cimport ENOENT, ENOMEM, ETIMEDOUT, errno as c_errno
 from libc.limits cimport INT_MAX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset, strncpy
-from posix.fcntl cimport O_CREAT, O_EXCL, O_RDONLY, O_RDWR, open as c_open
+from posix.fcntl cimport O_CREAT, O_EXCL, O_RDWR, open as c_open
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport close as c_close, unlink as c_unlink
@@ -60,16 +59,8 @@ cdef extern from "<sys/file.h>" nogil:
     int flock(int fd, int operation)
     int LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN
 
-cdef extern from "<unistd.h>" nogil:
-    int ftruncate(int fd, int64_t length)
-
-cdef extern from "<time.h>" nogil:
-    ctypedef long time_t
-    struct timespec:
-        time_t tv_sec
-        long tv_nsec
-    int CLOCK_MONOTONIC, CLOCK_REALTIME
-    int clock_gettime(int clock, timespec* t)
+cdef extern from "<fcntl.h>" nogil:
+    int O_CLOEXEC
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:
@@ -82,13 +73,10 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_mutex_destroy(pthread_mutex_t*)
-    int pthread_cond_init(pthread_cond_t*, void*)
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec*)
     int pthread_cond_signal(pthread_cond_t*)
     int pthread_cond_broadcast(pthread_cond_t*)
     int pthread_cond_destroy(pthread_cond_t*)
-    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
     int pthread_join(pthread_t, void**)
 
 cdef extern from "platform.h" nogil:
@@ -99,6 +87,10 @@ cdef extern from "platform.h" nogil:
     int hr_swap_int(int* p, int v)
     int hr_or_int(int* p, int v)
     int64_t hr_now_us()
+    int64_t hr_monotonic_us()
+    int hr_cond_init(pthread_cond_t* cond)
+    int hr_cond_wait_until(pthread_cond_t* cond, pthread_mutex_t* lock, int64_t until_us)
+    int hr_thread(pthread_t* thread, void* (*run)(void*) noexcept nogil, void* arg)
     int hr_fdatasync(int fd)
     int hr_sync_range(int fd, uint8_t* base, uint64_t start, uint64_t end)
     int hr_sync_dir(const char* path)
@@ -111,6 +103,8 @@ cdef extern from "platform.h" nogil:
 
 cdef extern from "crc32c.h" nogil:
     uint32_t (*hr_crc32c)(uint32_t state, const void* data, size_t n)
+    uint32_t hr_crc32c_portable(uint32_t state, const void* data, size_t n)
+    uint32_t (*hr_crc32c_record)(uint32_t state, const void* record, const void* payload, size_t n)
     void hr_crc32c_setup(int hardware)
 
 hr_crc32c_setup(1)
@@ -132,6 +126,10 @@ cdef enum:
     MIN_SEGMENT = 65536
     DIR_ROOM = 4096
     PATH_ROOM = 4160
+    POOL_ROOM = 256
+    RESERVED_SEGMENTS = 1     # prepared ones that only retention may use, to carry forward what is still needed
+    UNSURE = 1                # find_record() gave up; no record stands at 1
+    CLOSED = -1               # State.failed of a log that was closed
     LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later at the latest
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
@@ -153,6 +151,7 @@ cdef struct State:
     pthread_cond_t sync_wanted
     pthread_cond_t sync_done
     pthread_cond_t prepare_wanted
+    int locks_made
     pthread_t sync_thread
     pthread_t prepare_thread
     int sync_running
@@ -176,17 +175,21 @@ cdef struct State:
     Segment** sealed           # sealed segments whose last bytes no sync has covered
     Py_ssize_t sealed_count
     Py_ssize_t sealed_room
-    int failed                 # errno of the sync that failed; final
+    int failed                 # errno of the sync that failed, or CLOSED; final
     uint64_t syncs
     uint64_t sync_us
     uint64_t mark_count
     # prepare: segments made ahead of need
-    Segment* pool[256]
+    Segment* pool[POOL_ROOM]
     int pool_count
     int pool_target
-    Segment* recycle[256]
-    int recycle_count
+    Segment* leaving[POOL_ROOM]        # retired, oldest first: to be recycled, or unlinked where the pool is full
+    uint64_t leaving_lsn[POOL_ROOM]    # what was carried forward from it ends there, and must be on disk before it goes
+    int leaving_count
     int preparing              # one is being made right now
+    int carrying               # retention writes what it carries: it may use the reserved segments
+    int refusing               # a message found no room since the last change of segments
+    uint64_t control_lsn       # where the newest control record ends that says what must survive
     int may_create             # how many new files retention still allows
     uint64_t next_number
     int prepare_error          # errno of the last try, 0 after a success
@@ -230,14 +233,26 @@ cdef void write_header(uint8_t* base, const uint8_t* id, uint64_t number, uint64
     hr_store_release(<uint64_t*>(base + AT_END), checked_end(SEGMENT_HEADER, number))
 
 
-cdef bint header_holds(const uint8_t* base, const uint8_t* id, uint64_t number) noexcept nogil:
+cdef bint header_whole(const uint8_t* base) noexcept nogil:
+    """Whether this is the header of some segment of some log."""
     return (
         memcmp(base, b"HEADRACE", 8) == 0
         and (<const uint32_t*>(base + 8))[0] == FORMAT_VERSION
         and (<const uint32_t*>(base + AT_CRC))[0] == hr_crc32c(0xffffffff, base + 16, STATIC_BYTES - 16)
+    )
+
+
+cdef bint header_holds(const uint8_t* base, const uint8_t* id, uint64_t number) noexcept nogil:
+    return (
+        header_whole(base)
         and memcmp(base + AT_ID, id, 16) == 0
         and (<const uint64_t*>(base + AT_NUMBER))[0] == number
     )
+
+
+cdef bint header_of_another(const uint8_t* base, const uint8_t* id, uint64_t number) noexcept nogil:
+    """A segment of this log under a name that is not its number: it was being recycled."""
+    return header_holds(base, id, (<const uint64_t*>(base + AT_NUMBER))[0]) and not header_holds(base, id, number)
 
 
 cdef void write_mark(uint8_t* base, uint32_t seed, uint64_t position, uint64_t offset, uint64_t count) noexcept nogil:
@@ -261,13 +276,14 @@ cdef int mark_state(const uint8_t* base, uint32_t seed, int slot, Mark* out) noe
     return 1 if out.crc == hr_crc32c(seed, out, 24) and out.zero == 0 else -1
 
 
-cdef uint64_t marked_position(const uint8_t* base, uint32_t seed) noexcept nogil:
-    cdef Mark mark
-    cdef uint64_t best = 0
+cdef Mark newest_mark(const uint8_t* base, uint32_t seed) noexcept nogil:
+    """The mark that covers most; its position is 0 where there is none."""
+    cdef Mark mark, best
     cdef int slot
+    memset(&best, 0, sizeof(Mark))
     for slot in range(2):
-        if mark_state(base, seed, slot, &mark) == 1 and mark.position > best:
-            best = mark.position
+        if mark_state(base, seed, slot, &mark) == 1 and mark.position > best.position:
+            best = mark
     return best
 
 
@@ -302,13 +318,15 @@ cdef struct Scan:
     int sealed
 
 
-cdef void scan_records(const uint8_t* base, uint64_t size, uint32_t seed, uint64_t start, Scan* scan) noexcept nogil:
-    """Walks whole, valid, continuous records from `start`; `scan` carries what came before (next_offset 0 with records 0
-    means: believe the first one)."""
+cdef void scan_records(
+    const uint8_t* base, uint64_t limit, uint64_t size, uint32_t seed, uint64_t start, Scan* scan
+) noexcept nogil:
+    """Walks whole, valid, continuous records from `start` up to `limit`; `scan` carries what came before, and with no
+    records there the first one's offset is believed."""
     cdef const RecordHeader* record
     cdef uint64_t position = start
     scan.sealed = 0
-    while record_holds(base, position, size, seed):
+    while record_holds(base, position, limit, seed):
         record = <const RecordHeader*>(base + position)
         if scan.records == 0:
             scan.first_offset = scan.next_offset = record.offset
@@ -332,39 +350,48 @@ cdef void scan_records(const uint8_t* base, uint64_t size, uint32_t seed, uint64
     scan.end = position
 
 
-cdef uint64_t find_record(const uint8_t* base, uint64_t size, uint32_t seed, uint64_t start, uint64_t offset) noexcept nogil:
-    """The next position at or after `start` where a valid record stands that may follow `offset`, or 0.
+cdef uint64_t find_record(const uint8_t* base, uint64_t limit, uint32_t seed, uint64_t start, uint64_t offset) noexcept nogil:
+    """The next position at or after `start` where a valid record stands that may follow `offset`; 0 where there is none.
 
-    Payloads can look like headers, so a checksum is only computed where the offset fits, and not without bound.
+    Payloads can look like headers, so a checksum is only computed where the offset fits, and not without bound: UNSURE
+    is the answer where somebody made them so.
     """
     cdef uint64_t position = start
-    cdef uint64_t budget = 16 * size
+    cdef uint64_t budget = 16 * limit
     cdef uint64_t whole
     cdef const RecordHeader* record
-    while position + RECORD_HEADER <= size:
+    while position + RECORD_HEADER <= limit:
         record = <const RecordHeader*>(base + position)
         whole = padded(record.length)
         if (
             record.offset >= offset and record.offset - offset < (<uint64_t>1 << 32)
-            and record.length >= RECORD_HEADER and whole <= size - position
+            and record.length >= RECORD_HEADER and whole <= limit - position
         ):
             if whole > budget:
-                return 0
+                return UNSURE
             budget -= whole
-            if record_holds(base, position, size, seed):
+            if record_holds(base, position, limit, seed):
                 return position
         position += 8
     return 0
 
 
+cdef uint64_t find_after_damage(const uint8_t* base, uint64_t limit, uint32_t seed, uint64_t at, uint64_t offset) noexcept nogil:
+    """Where records go on behind the one at `at` that does not hold, or 0. Where a search cannot tell, the damaged
+    record's own length is believed if what stands behind it fits."""
+    cdef uint64_t found = find_record(base, limit, seed, at + RECORD_HEADER, offset)
+    cdef const RecordHeader* next
+    if found != UNSURE:
+        return found
+    found = at + padded((<const RecordHeader*>(base + at)).length)
+    if found >= at + RECORD_HEADER and record_holds(base, found, limit, seed):
+        next = <const RecordHeader*>(base + found)
+        if next.offset == offset or next.offset == offset + 1:
+            return found
+    return 0
+
+
 # --- the two threads ------------------------------------------------------------------------------------------------
-
-cdef void deadline_in(timespec* t, int64_t us) noexcept nogil:
-    clock_gettime(CLOCK_REALTIME, t)
-    us += t.tv_nsec // 1000
-    t.tv_sec += us // 1000000
-    t.tv_nsec = (us % 1000000) * 1000
-
 
 cdef inline void raise_event(State* st, int bit) noexcept nogil:
     if not (hr_or_int(&st.events, bit) & bit):
@@ -377,22 +404,24 @@ cdef void* sync_main(void* arg) noexcept nogil:
     cdef Segment* active
     cdef Segment* segment
     cdef uint64_t offset, end
-    cdef timespec until
     cdef int error
-    cdef int64_t began
+    cdef int64_t began, lazy_at
     pthread_mutex_lock(&st.lock)
     while True:
+        lazy_at = 0
         while not st.stop and not hr_load_int(&st.sync_asked):
-            if hr_load_int(&st.sync_lazy) and st.lazy_us:
-                deadline_in(&until, st.lazy_us)
-                if pthread_cond_timedwait(&st.sync_wanted, &st.lock, &until) != 0:
+            if hr_load_int(&st.sync_lazy):
+                if lazy_at == 0:
+                    lazy_at = hr_monotonic_us() + st.lazy_us
+                if hr_cond_wait_until(&st.sync_wanted, &st.lock, lazy_at) == ETIMEDOUT:
                     break
             else:
                 pthread_cond_wait(&st.sync_wanted, &st.lock)
         if st.stop and not hr_load_int(&st.sync_asked):
             break
-        hr_store_int(&st.sync_asked, 0)
-        hr_store_int(&st.sync_lazy, 0)
+        # Exchanges on both sides: who finds a flag set and so wakes nobody has published what is loaded below.
+        hr_swap_int(&st.sync_asked, 0)
+        hr_swap_int(&st.sync_lazy, 0)
         if st.failed:
             pthread_cond_broadcast(&st.sync_done)
             continue
@@ -405,12 +434,15 @@ cdef void* sync_main(void* arg) noexcept nogil:
         st.sync_target = active
         began = hr_now_us()
         error = 0
-        # Sealed segments first, one at a time: one that retention takes meanwhile needs no sync any more.
+        # Sealed segments first, one at a time: one that goes away meanwhile needs no sync any more.
         while st.sealed_count and st.sealed[0] != active and not error:
             segment = st.sealed[0]
             error = sync_segment(st, segment, segment.end, segment.end_offset)
-            if st.sealed_count and st.sealed[0] == segment:
+            if not error:
                 drop_sealed(st, segment)
+                c_close(segment.fd)                    # the mapping is enough from here on: a long log needs few descriptors
+                segment.fd = -1
+                pthread_cond_broadcast(&st.sync_done)
         if not error:
             error = sync_segment(st, active, end, offset)
         st.sync_target = NULL
@@ -422,6 +454,8 @@ cdef void* sync_main(void* arg) noexcept nogil:
         else:
             hr_store_release(&st.synced_lsn, (active.number << 40) | end)
             hr_store_release(&st.synced_offset, offset)
+            if st.leaving_count:
+                pthread_cond_signal(&st.prepare_wanted)
             raise_event(st, EVENT_SAFE)
         pthread_cond_broadcast(&st.sync_done)
     pthread_mutex_unlock(&st.lock)
@@ -451,6 +485,16 @@ cdef void drop_sealed(State* st, Segment* segment) noexcept nogil:
             st.sealed[kept] = st.sealed[i]
             kept += 1
     st.sealed_count = kept
+
+
+cdef void forget_sealed(State* st, Segment* segment) noexcept nogil:
+    """Once the name of a retired segment is off the disk, no sync need cover it. Before that it must: a later mark says that
+    all below it is there."""
+    pthread_mutex_lock(&st.lock)
+    while st.syncing == segment or st.sync_target == segment:
+        pthread_cond_wait(&st.sync_done, &st.lock)
+    drop_sealed(st, segment)
+    pthread_mutex_unlock(&st.lock)
 
 
 cdef void segment_path(State* st, uint64_t number, char* out) noexcept nogil:
@@ -494,7 +538,7 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
     segment_path(st, number, path)
     snprintf(temporary, PATH_ROOM, b"%s/prepare.tmp", st.dir)
     c_unlink(temporary)
-    fd = c_open(temporary, O_CREAT | O_EXCL | O_RDWR, 0o600)
+    fd = c_open(temporary, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0o600)
     if fd < 0:
         error[0] = c_errno
         return NULL
@@ -518,28 +562,43 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
     return segment
 
 
+cdef void unlink_segment(State* st, Segment* segment) noexcept nogil:
+    """Takes a retired file off the disk, and its memory with it."""
+    cdef char path[PATH_ROOM]
+    segment_path(st, segment.number, path)
+    c_unlink(path)
+    hr_sync_dir(st.dir)
+    forget_sealed(st, segment)
+    free_segment(segment)
+
+
 cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noexcept nogil:
     """A retired file under a new number, or NULL where it had to be unlinked (a reader holds it, or it has another size)."""
     cdef char old[PATH_ROOM]
     cdef char path[PATH_ROOM]
+    cdef int fd = -1
     segment_path(st, segment.number, old)
-    if segment.size != st.segment_bytes or flock(segment.fd, LOCK_EX | LOCK_NB) != 0:
-        c_unlink(old)
-        free_segment(segment)
-        return NULL
     segment_path(st, number, path)
+    if segment.size == st.segment_bytes:
+        fd = c_open(old, O_RDWR | O_CLOEXEC)          # its own one: the sync thread may be about to close the other
     # The new name must be on disk before the first byte changes: else a power cut could leave an old name on new bytes.
-    if c_rename(old, path) != 0 or hr_sync_dir(st.dir) != 0:
-        c_unlink(old)
+    if fd < 0 or flock(fd, LOCK_EX | LOCK_NB) != 0 or c_rename(old, path) != 0 or hr_sync_dir(st.dir) != 0:
+        if fd >= 0:
+            c_close(fd)
         c_unlink(path)
-        free_segment(segment)
+        unlink_segment(st, segment)
         return NULL
+    forget_sealed(st, segment)
+    if segment.fd >= 0:
+        c_close(segment.fd)
+    segment.fd = fd
     write_header(segment.base, st.id, number, segment.size)
-    if hr_fdatasync(segment.fd) != 0:
+    # Its header alone: what else it holds is not wanted any more, and stays writable where it is not written back.
+    if hr_sync_range(fd, segment.base, 0, SEGMENT_HEADER) != 0:
         c_unlink(path)
         free_segment(segment)
         return NULL
-    flock(segment.fd, LOCK_UN)
+    flock(fd, LOCK_UN)
     segment.number = number
     segment.seed = seed_of(st.id, number)
     segment.end = SEGMENT_HEADER
@@ -556,52 +615,58 @@ cdef void* prepare_main(void* arg) noexcept nogil:
     cdef State* st = <State*>arg
     cdef Segment* old
     cdef Segment* segment
-    cdef uint64_t number
-    cdef timespec until
-    cdef int error, recycled, i
+    cdef int64_t retry_at = 0
+    cdef int error, recycled, surplus, i
     pthread_mutex_lock(&st.lock)
     while not st.stop:
-        if st.pool_count >= st.pool_target or (st.recycle_count == 0 and st.may_create <= 0):
+        old = NULL
+        surplus = st.pool_count >= st.pool_target
+        if st.leaving_count and st.leaving_lsn[0] <= st.synced_lsn:
+            # Oldest first, whatever becomes of it: what a crash leaves is then a run of segments without a hole.
+            old = st.leaving[0]
+            st.leaving_count -= 1
+            for i in range(st.leaving_count):
+                st.leaving[i] = st.leaving[i + 1]
+                st.leaving_lsn[i] = st.leaving_lsn[i + 1]
+        elif not surplus and st.may_create > 0:
+            if retry_at > hr_monotonic_us():
+                hr_cond_wait_until(&st.prepare_wanted, &st.lock, retry_at)
+                continue
+            st.may_create -= 1
+        else:
             pthread_cond_wait(&st.prepare_wanted, &st.lock)
             continue
-        old = NULL
-        if st.recycle_count:
-            # Oldest first: what a crash leaves is then a run of segments without a hole.
-            old = st.recycle[0]
-            st.recycle_count -= 1
-            for i in range(st.recycle_count):
-                st.recycle[i] = st.recycle[i + 1]
-        else:
-            st.may_create -= 1
-        number = st.next_number
-        st.next_number += 1
         st.preparing = 1
         pthread_mutex_unlock(&st.lock)
         error = recycled = 0
         segment = NULL
-        if old != NULL:
-            segment = recycle_segment(st, old, number)
-            recycled = segment != NULL
-        if segment == NULL:
-            segment = create_segment(st, number, &error)
+        if surplus:
+            unlink_segment(st, old)
+        else:
+            if old != NULL:
+                segment = recycle_segment(st, old, st.next_number)
+                recycled = segment != NULL
+            if segment == NULL:
+                segment = create_segment(st, st.next_number, &error)
         pthread_mutex_lock(&st.lock)
         st.preparing = 0
-        st.prepare_error = error
         if segment != NULL:
             if recycled:
                 st.prepared_recycled += 1
             else:
                 st.prepared_new += 1
+            st.next_number += 1
             st.pool[st.pool_count] = segment
             hr_store_int(&st.pool_count, st.pool_count + 1)
-            raise_event(st, EVENT_SPACE)
-        else:
-            st.next_number -= 1
+            retry_at = 0
+        elif not surplus:
             st.may_create += 1
-            raise_event(st, EVENT_SPACE)
-            if not st.stop:
-                deadline_in(&until, RETRY_PREPARE_US)
-                pthread_cond_timedwait(&st.prepare_wanted, &st.lock, &until)
+            retry_at = hr_monotonic_us() + RETRY_PREPARE_US
+            if error == st.prepare_error:
+                continue                               # said before: the loop need not hear of each try
+        if not surplus:
+            st.prepare_error = error
+        raise_event(st, EVENT_SPACE)
     pthread_mutex_unlock(&st.lock)
     return NULL
 
@@ -630,11 +695,10 @@ CONTROL_NAMES = {
 def crc32c(data, uint32_t state=0xffffffff, bint portable=False):
     """CRC-32C register over `data`; `portable` uses the implementation for CPUs without an instruction for it."""
     cdef const uint8_t[::1] view = data
-    cdef uint32_t answer
-    hr_crc32c_setup(0 if portable else 1)
-    answer = hr_crc32c(state, &view[0] if view.shape[0] else NULL, view.shape[0])
-    hr_crc32c_setup(1)
-    return answer
+    cdef const uint8_t* start = &view[0] if view.shape[0] else NULL
+    if portable:
+        return hr_crc32c_portable(state, start, view.shape[0])
+    return hr_crc32c(state, start, view.shape[0])
 
 
 def parse_sync(str text):
@@ -673,9 +737,30 @@ def read_identity(path):
             raise ValueError("id is not 16 bytes")
     except FileNotFoundError:
         raise LogError(f"{path} is not a headrace log: it has no LOG file") from None
+    except OSError as e:
+        raise LogError(f"{path} cannot be read as a headrace log: {e.strerror}") from None
     except (ValueError, KeyError, TypeError) as e:
         raise LogDamaged(f"{file}: not a log's identity ({e})") from None
     return identity
+
+
+def _sync_directory(path):
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _make_directory(path):
+    """Makes a directory and its parents; each new name is on disk before anything is put below it."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):
+        os.mkdir(path, 0o700)
+        _sync_directory(os.path.dirname(path))
 
 
 def _write_identity(path):
@@ -686,9 +771,7 @@ def _write_identity(path):
         f.flush()
         os.fsync(f.fileno())
     os.rename(temporary, os.path.join(path, "LOG"))
-    directory = os.open(path, os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
+    _sync_directory(path)
     return identity
 
 
@@ -709,6 +792,7 @@ cdef class Log:
 
     def __cinit__(self):
         self.lock_fd = -1
+        self.active = &nowhere
         self.st = <State*>calloc(1, sizeof(State))
         if self.st == NULL:
             raise MemoryError
@@ -719,6 +803,8 @@ cdef class Log:
         cdef State* st = self.st
         if segment_bytes < MIN_SEGMENT or segment_bytes > MAX_SEGMENT or segment_bytes % 4096:
             raise ValueError(f"segment_bytes must be a multiple of 4096 from {MIN_SEGMENT} to {MAX_SEGMENT}")
+        if self.st.locks_made:
+            raise LogError("a Log is opened once; make another one")
         if not 1 <= pool_segments <= 128:
             raise ValueError("pool_segments must be from 1 to 128")
         if on_full not in ("block", "drop_oldest"):
@@ -738,8 +824,8 @@ cdef class Log:
         st.every = number if st.policy == POLICY_EVERY else 0
         st.lazy_us = LAZY_SYNC_US if st.policy == POLICY_ALWAYS else number * 1000 if st.policy == POLICY_INTERVAL else 0
         st.segment_bytes = segment_bytes
-        st.pool_target = pool_segments
-        self.max_segments = max(<Py_ssize_t>(retention_bytes // segment_bytes), pool_segments + 2)
+        st.pool_target = pool_segments + RESERVED_SEGMENTS
+        self.max_segments = max(<Py_ssize_t>(retention_bytes // segment_bytes), st.pool_target + 2)
         self.max_record = segment_bytes // 2
         strncpy(st.dir, encoded, DIR_ROOM - 1)
         self.names_room = 1024
@@ -750,45 +836,53 @@ cdef class Log:
         self.next_origin = 1
         if self.names == NULL or self.names_hash == NULL:
             raise MemoryError
-        pthread_mutex_init(&st.lock, NULL)
-        pthread_cond_init(&st.sync_wanted, NULL)
-        pthread_cond_init(&st.sync_done, NULL)
-        pthread_cond_init(&st.prepare_wanted, NULL)
-        if hr_wake_open(st.wake_fds) != 0:
-            raise OSError(c_errno, "cannot make an event descriptor")
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
-        self._lock_directory()
+        if (
+            pthread_mutex_init(&st.lock, NULL) != 0 or hr_cond_init(&st.sync_wanted) != 0
+            or hr_cond_init(&st.sync_done) != 0 or hr_cond_init(&st.prepare_wanted) != 0
+        ):
+            raise MemoryError
+        st.locks_made = 1
         try:
+            if hr_wake_open(st.wake_fds) != 0:
+                raise OSError(c_errno, os.strerror(c_errno), "an event descriptor")
+            self._enter_directory()
             self._recover()
             self._start()
-        except BaseException:
-            self._release()
+        except BaseException as e:
+            self._shut()
+            if isinstance(e, OSError):
+                raise LogError(f"cannot open the log in {self.path}: {e.strerror}") from e
             raise
 
-    def _lock_directory(self):
-        file = os.path.join(self.path, "LOCK")
-        self.lock_fd = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
+    def _enter_directory(self):
+        """Makes the directory if need be, and its lock ours. Nothing is put into a directory that is something else."""
+        _make_directory(self.path)
+        if not os.path.exists(os.path.join(self.path, "LOG")):
+            if list_segments(self.path):
+                raise LogDamaged(f"{self.path} has segments but no LOG file, so their log is unknown")
+            others = sorted(set(os.listdir(self.path)) - {"LOCK", "LOG.tmp", "lost+found"})
+            if others:
+                raise LogError(f"{self.path} is not a headrace log, and not empty: it has {others[0]}")
+        self.lock_fd = os.open(os.path.join(self.path, "LOCK"), os.O_CREAT | os.O_RDWR, 0o600)
         if flock(self.lock_fd, LOCK_EX | LOCK_NB) != 0:
             holder = os.read(self.lock_fd, 64).decode(errors="replace").strip()
-            os.close(self.lock_fd)
-            self.lock_fd = -1
-            raise LogLocked(f"{self.path} is in use by another process" + (f" (pid {holder})" if holder else ""))
-        os.ftruncate(self.lock_fd, 0)
-        os.pwrite(self.lock_fd, f"{os.getpid()}\n".encode(), 0)
+            raise LogLocked(
+                f"{self.path} is already open in this process" if holder == str(os.getpid())
+                else f"{self.path} is in use by another process" + (f" (pid {holder})" if holder else ""))
+        try:
+            # in place, so that it also works on a full disk; what it says is for people, the lock is what counts
+            os.pwrite(self.lock_fd, f"{os.getpid():<15}\n".encode(), 0)
+        except OSError:
+            pass
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _recover(self):
         """Reads every segment, repairs what must be repaired, and leaves `segments_` and the pool as they were."""
         cdef State* st = self.st
-        cdef Segment* segment
-        cdef Segment* last
-        cdef Py_ssize_t i
         began = time.monotonic()
         if os.path.exists(os.path.join(self.path, "LOG")):
             identity = read_identity(self.path)
-        elif list_segments(self.path):
-            raise LogDamaged(f"{self.path} has segments but no LOG file, so their log is unknown")
         else:
             identity = _write_identity(self.path)
         self.id = bytes.fromhex(identity["id"])
@@ -810,13 +904,12 @@ cdef class Log:
         """Gives the log a segment to append to and starts its threads."""
         cdef State* st = self.st
         cdef Segment* segment
-        cdef int error = 0
-        cdef int rc
+        cdef int error = 0, i
         if self.segments_count and not self.segments_[self.segments_count - 1].sealed:
-            segment = self.segments_[self.segments_count - 1]
-            self.active = segment
-            self.position = segment.end
-            hr_store_release(<uint64_t*>(segment.base + AT_END), checked_end(segment.end, segment.number))
+            self.active = self.segments_[self.segments_count - 1]
+            self.position = self.active.end
+            if self.position == SEGMENT_HEADER:
+                self._write_open()
         else:
             if st.pool_count:
                 segment = st.pool[0]
@@ -831,30 +924,32 @@ cdef class Log:
                 st.next_number += 1
             self._activate(segment)
         st.active = self.active
+        st.mark_count = newest_mark(self.active.base, self.active.seed).count
+        self.sync_counted = self.next_offset
         self._mark_published()
-        st.synced_lsn = 0
-        if hr_fdatasync(self.active.fd) != 0:
-            raise LogError(f"cannot sync {self.path}: {os.strerror(c_errno)}")
         self._plan()
-        self.open = True
-        if pthread_create(&st.sync_thread, NULL, sync_main, st) != 0:
+        if hr_thread(&st.sync_thread, sync_main, st) != 0:
             raise LogError("cannot start the sync thread")
         st.sync_running = 1
-        if pthread_create(&st.prepare_thread, NULL, prepare_main, st) != 0:
+        if hr_thread(&st.prepare_thread, prepare_main, st) != 0:
             raise LogError("cannot start the prepare thread")
         st.prepare_running = 1
+        self.open = True
         self.sync_now()
 
     cdef int _activate(self, Segment* segment) except -1:
-        cdef RecordHeader* record
         if self.add_segment(segment) != 0:
+            free_segment(segment)
             raise MemoryError
         self.active = segment
         self.position = SEGMENT_HEADER
         segment.first_offset = segment.end_offset = self.next_offset
+        self._write_open()
+        return 0
+
+    def _write_open(self):
         if self.append_control(CONTROL_OPEN, 0, 0, 0, 0, NULL, 0, NULL, 0, hr_now_us()) != APPEND_OK:
             raise LogError("a fresh segment has no room for its first record")
-        return 0
 
     cdef void _mark_published(self) noexcept nogil:
         hr_store_release(<uint64_t*>(self.active.base + AT_END), checked_end(self.position, self.active.number))
@@ -865,11 +960,11 @@ cdef class Log:
     cdef int add_segment(self, Segment* segment) noexcept nogil:
         cdef Segment** grown
         if self.segments_count == self.segments_room:
-            self.segments_room = self.segments_room * 2 + 16
-            grown = <Segment**>realloc(self.segments_, self.segments_room * sizeof(Segment*))
+            grown = <Segment**>realloc(self.segments_, (self.segments_room * 2 + 16) * sizeof(Segment*))
             if grown == NULL:
                 return -1
             self.segments_ = grown
+            self.segments_room = self.segments_room * 2 + 16
         self.segments_[self.segments_count] = segment
         self.segments_count += 1
         return 0
@@ -879,17 +974,18 @@ cdef class Log:
     cdef RecordHeader* reserve(self, uint64_t length, bint control) noexcept nogil:
         """Room for one record of `length` bytes in the active segment, rolling to the next one as needed; NULL: full.
 
-        Room for the closing CONTROL_SEAL is always kept. While no segment is prepared a part of the active one is kept
-        for control records, so that acknowledgements still work and a full log can drain.
+        Room for the closing CONTROL_SEAL is always kept. While no segment is prepared beyond the reserved one, a part of the
+        active one is kept for control records, so that acknowledgements still work and a full log can drain; and the
+        reserved one is kept for what retention carries forward, so that acknowledgements cannot be in its way.
         """
         cdef uint64_t whole = padded(length)
         cdef uint64_t kept = RECORD_HEADER
-        if not control and hr_load_int(&self.st.pool_count) == 0:
+        if not control and hr_load_int(&self.st.pool_count) <= RESERVED_SEGMENTS:
             kept += self.active.size >> 4
         if self.position + whole + kept > self.active.size:
             if self.roll() != 0:
                 return NULL
-            if not control and hr_load_int(&self.st.pool_count) == 0:
+            if not control and hr_load_int(&self.st.pool_count) <= RESERVED_SEGMENTS:
                 kept = RECORD_HEADER + (self.active.size >> 4)
             else:
                 kept = RECORD_HEADER
@@ -911,7 +1007,7 @@ cdef class Log:
         cdef Segment** grown
         cdef RecordHeader* record
         cdef int i
-        if hr_load_int(&st.pool_count) == 0:
+        if hr_load_int(&st.pool_count) <= (0 if st.carrying else RESERVED_SEGMENTS):
             return -1
         if self.segments_count == self.segments_room:
             grown = <Segment**>realloc(self.segments_, (self.segments_room * 2 + 16) * sizeof(Segment*))
@@ -963,6 +1059,7 @@ cdef class Log:
         self.finish(record, RECORD_HEADER)
         st.active = fresh
         self._mark_published()
+        st.refusing = 0
         pthread_cond_signal(&st.prepare_wanted)
         pthread_mutex_unlock(&st.lock)
         raise_event(st, EVENT_SPACE)      # the loop's turn to retire old segments
@@ -971,9 +1068,11 @@ cdef class Log:
     cdef int append_message(self, Message* m) noexcept nogil:
         """One message; it is readable after make_readable(). The caller's bytes are copied once, into the mapping."""
         cdef RecordHeader* record
+        cdef uint64_t* words
         cdef uint8_t* body
         cdef uint64_t length = RECORD_HEADER + <uint64_t>m.headers_len + m.payload_len
         cdef uint64_t whole
+        cdef int rc
         if m.parts_count:
             length += 4 + 4 * <uint64_t>m.parts_count
         if length > self.max_record:
@@ -982,51 +1081,58 @@ cdef class Log:
             return APPEND_FAILED
         record = self.reserve(length, False)
         if record == NULL:
-            self.refused_full += 1
-            return APPEND_FULL
+            return refuse(self, APPEND_FULL)
         # Names come before their first use in a segment; they may fill it, so the room is looked for again after them.
         while self.names[m.topic].written != self.active.number or (
             m.origin != NULL and m.origin.written != self.active.number
         ):
+            rc = APPEND_OK
             if self.names[m.topic].written != self.active.number:
-                if self.write_name(m.topic, m.now) != 0:
-                    return APPEND_FULL
-            if m.origin != NULL and m.origin.written != self.active.number:
-                if self.write_origin(m.origin, m.now) != 0:
-                    return APPEND_FULL
+                rc = self.write_name(m.topic, m.now)
+            if rc == APPEND_OK and m.origin != NULL and m.origin.written != self.active.number:
+                rc = self.write_origin(m.origin, m.now)
+            if rc != APPEND_OK:
+                return refuse(self, rc)
             record = self.reserve(length, False)
             if record == NULL:
-                self.refused_full += 1
-                return APPEND_FULL
+                return refuse(self, APPEND_FULL)
         if m.now > self.last_time:
             self.last_time = m.now
         whole = padded(length)
-        (<uint64_t*>(<uint8_t*>record + whole - 8))[0] = 0
-        record.length = <uint32_t>length
-        record.offset = self.next_offset
-        record.time = self.last_time
-        record.correlation = m.correlation
-        record.topic = m.topic
-        record.origin = m.origin.id if m.origin != NULL else 0
-        record.protocol = m.protocol
-        record.kind = m.kind
-        record.flags = m.flags
-        record.headers_len = m.headers_len
+        words = <uint64_t*>record
+        words[(whole >> 3) - 1] = 0
+        # Whole words, as the checksum reads them: see hr_crc32c_record.
+        words[0] = length << 32
+        words[1] = self.next_offset
+        words[2] = <uint64_t>self.last_time
+        words[3] = m.correlation
+        words[4] = m.topic | (<uint64_t>(m.origin.id if m.origin != NULL else 0) << 32)
+        words[5] = (
+            m.protocol | (<uint64_t>m.kind << 8) | (<uint64_t>(m.flags | (FLAG_PARTS if m.parts_count else 0)) << 16)
+            | (<uint64_t>m.headers_len << 32)
+        )
         body = <uint8_t*>record + RECORD_HEADER
-        if m.parts_count:
-            record.flags |= FLAG_PARTS
-            (<uint32_t*>body)[0] = m.parts_count
-            memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
-            body += 4 + 4 * <size_t>m.parts_count
-        if m.headers_len:
-            memcpy(body, m.headers, m.headers_len)
-            body += m.headers_len
-        if m.payload_len:
-            memcpy(body, m.payload, m.payload_len)
+        if m.parts_count or m.headers_len:
+            if m.parts_count:
+                (<uint32_t*>body)[0] = m.parts_count
+                memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
+                body += 4 + 4 * <size_t>m.parts_count
+            if m.headers_len:
+                memcpy(body, m.headers, m.headers_len)
+                body += m.headers_len
+            if m.payload_len:
+                memcpy(body, m.payload, m.payload_len)
+            record.crc = hr_crc32c(self.active.seed, <uint8_t*>record + 4, whole - 4)
+        else:
+            if m.payload_len:
+                memcpy(body, m.payload, m.payload_len)
+            record.crc = hr_crc32c_record(self.active.seed, record, m.payload, m.payload_len)
         m.offset = self.next_offset
         m.position = self.position
         m.segment = self.active
-        self.finish(record, whole)
+        self.position += whole
+        self.active.end = self.position
+        self.appended_bytes += whole
         self.next_offset += 1
         self.active.end_offset = self.next_offset
         self.active.last_time = self.last_time
@@ -1039,7 +1145,7 @@ cdef class Log:
         cdef RecordHeader* record
         cdef uint64_t length = RECORD_HEADER + <uint64_t>headers_len + payload_len
         cdef uint64_t whole = padded(length)
-        if length > self.max_record:
+        if length > self.max_record + (self.max_record >> 2):      # a message of any size can be carried, with who wants it
             return APPEND_TOO_LARGE
         if self.st.failed:
             return APPEND_FAILED
@@ -1064,6 +1170,8 @@ cdef class Log:
         if payload_len:
             memcpy(<uint8_t*>record + RECORD_HEADER + headers_len, payload, payload_len)
         self.finish(record, whole)
+        if kind >= CONTROL_CURSOR:
+            self.st.control_lsn = self.lsn()
         return APPEND_OK
 
     cdef int write_name(self, uint32_t topic, int64_t now) noexcept nogil:
@@ -1083,13 +1191,12 @@ cdef class Log:
     cdef void make_readable(self) noexcept nogil:
         """Publishes what was appended, once a batch, and asks for the sync that the policy wants."""
         cdef State* st = self.st
-        if self.published_ == ((self.active.number << 40) | self.position):
-            return
+        if self.published_ == ((self.active.number << 40) | self.position) or st.failed:
+            return                        # after a failed sync nothing more is confirmed, whatever the policy
         self._mark_published()
         if st.lazy_us:
-            if not hr_load_int(&st.sync_lazy):
+            if not hr_swap_int(&st.sync_lazy, 1):
                 pthread_mutex_lock(&st.lock)
-                hr_store_int(&st.sync_lazy, 1)
                 pthread_cond_signal(&st.sync_wanted)
                 pthread_mutex_unlock(&st.lock)
         elif st.every and self.next_offset - self.sync_counted >= st.every:
@@ -1111,12 +1218,12 @@ cdef class Log:
         return (self.active.number << 40) | self.position
 
     cdef uint64_t safe_lsn(self) noexcept nogil:
-        if self.st.policy == POLICY_ALWAYS or self.st.failed:
+        if self.st.policy == POLICY_ALWAYS:
             return hr_load_acquire(&self.st.synced_lsn)
         return self.published_
 
     cdef uint64_t safe_offset(self) noexcept nogil:
-        if self.st.policy == POLICY_ALWAYS or self.st.failed:
+        if self.st.policy == POLICY_ALWAYS:
             return hr_load_acquire(&self.st.synced_offset)
         return hr_load_acquire(&self.st.appended)
 
@@ -1135,7 +1242,8 @@ cdef class Log:
 
     cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) noexcept nogil:
         cdef uint32_t id = self.find_topic(text, n)
-        if id == 0 and self.put_name(self.names_count, text, n) == 0:
+        # A name, an origin and the largest message must fit in one segment together.
+        if id == 0 and <uint64_t>n <= self.max_record >> 1 and self.put_name(self.names_count, text, n) == 0:
             id = self.names_count - 1
         return id
 
@@ -1146,6 +1254,8 @@ cdef class Log:
         cdef char* copy
         cdef uint32_t* table
         cdef uint32_t room, i, slot, mask
+        if id >= 0x7fffffff:
+            return -1
         if id >= self.names_room:
             room = self.names_room
             while room <= id:
@@ -1156,6 +1266,9 @@ cdef class Log:
             memset(grown + self.names_room, 0, (room - self.names_room) * sizeof(Name))
             self.names = grown
             self.names_room = room
+        if text == NULL:                  # an id that is taken, without a name
+            self.names_count = max(self.names_count, id + 1)
+            return 0
         if <uint64_t>self.names_count * 2 >= self.names_mask:
             mask = self.names_mask * 2 + 1
             table = <uint32_t*>calloc(<size_t>mask + 1, sizeof(uint32_t))
@@ -1224,9 +1337,10 @@ cdef class Log:
         cdef State* st = self.st
         cdef Py_ssize_t files
         pthread_mutex_lock(&st.lock)
-        files = self.segments_count + st.pool_count + st.recycle_count + st.preparing
-        st.may_create = <int>max(0, self.max_segments - files)
-        pthread_cond_signal(&st.prepare_wanted)
+        files = self.segments_count + st.pool_count + st.leaving_count + st.preparing
+        st.may_create = <int>min(max(0, self.max_segments - files), POOL_ROOM)
+        if st.leaving_count or (st.may_create and st.pool_count < st.pool_target):
+            pthread_cond_signal(&st.prepare_wanted)
         pthread_mutex_unlock(&st.lock)
 
     cdef int maintain(self, int64_t now) except -1:
@@ -1234,70 +1348,55 @@ cdef class Log:
         cdef State* st = self.st
         cdef Segment* oldest
         cdef Py_ssize_t files, i
-        cdef int retired = 0, coming, busy, refused
+        cdef int retired = 0, coming, crowded
+        cdef bint held, ready
         while self.segments_count > 1:
             oldest = self.segments_[0]
             pthread_mutex_lock(&st.lock)
-            coming = st.pool_count + st.recycle_count + st.preparing
-            files = self.segments_count + coming
-            busy = st.syncing == oldest or st.sync_target == oldest
-            for i in range(st.sealed_count):
-                if st.sealed[i] == oldest:
-                    busy = 1
+            coming = st.pool_count + st.leaving_count + st.preparing
+            crowded = st.leaving_count == POOL_ROOM
             pthread_mutex_unlock(&st.lock)
-            if not (
+            files = self.segments_count + min(coming, st.pool_target)       # what is beyond that is on its way out
+            if crowded or not (
                 (files >= self.max_segments and coming < st.pool_target)
                 or files > self.max_segments
                 or (self.retention_seconds > 0 and now - oldest.last_time > <int64_t>(self.retention_seconds * 1e6))
             ):
                 break
-            if self._held(oldest):
+            held = self._held(oldest)
+            if held and not self.drop_oldest:
                 break
-            if busy and not self._forget_sealed(oldest):
-                break
-            if not self.keeper.carry(oldest, now):
-                break
-            if not self._carry_cursors(oldest, now):
+            st.carrying = 1
+            try:
+                ready = self.keeper.carry(oldest, now) and self._carry_cursors(oldest, now)
+            finally:
+                st.carrying = 0
+            if not ready:
                 break
             for i in range(self.segments_count - 1):
                 self.segments_[i] = self.segments_[i + 1]
             self.segments_count -= 1
             self.keeper.retired(oldest)
             self.retired_segments += 1
-            pthread_mutex_lock(&st.lock)
-            if coming < st.pool_target and st.recycle_count < 256:
-                st.recycle[st.recycle_count] = oldest
-                st.recycle_count += 1
-                oldest = NULL
-            pthread_mutex_unlock(&st.lock)
-            if oldest != NULL:
-                self._unlink(oldest)
+            self.overrun_holds += held
             retired += 1
+            pthread_mutex_lock(&st.lock)
+            st.leaving[st.leaving_count] = oldest
+            st.leaving_lsn[st.leaving_count] = st.control_lsn
+            st.leaving_count += 1
+            pthread_mutex_unlock(&st.lock)
+        self.make_readable()
+        if retired and st.control_lsn > hr_load_acquire(&st.synced_lsn):
+            self.ask_sync()
         self._plan()
-        if retired:
-            self.make_readable()
         return retired
 
     cdef bint _held(self, Segment* segment) except -1:
+        """Whether somebody still wants messages of a segment."""
         for offset in self.holds_.values():
             if <uint64_t>offset < segment.end_offset:
-                if self.drop_oldest:
-                    self.overrun_holds += 1
-                    return False
                 return True
         return False
-
-    cdef bint _forget_sealed(self, Segment* segment) except -1:
-        """Takes a segment that goes away before a sync came to it off the sync thread's list: whoever waits for that sync
-        waits for bytes behind it too. False where the thread is at it right now."""
-        cdef State* st = self.st
-        cdef bint free_ = False
-        pthread_mutex_lock(&st.lock)
-        if st.syncing != segment and st.sync_target != segment:
-            drop_sealed(st, segment)
-            free_ = True
-        pthread_mutex_unlock(&st.lock)
-        return free_
 
     cdef bint _carry_cursors(self, Segment* segment, int64_t now) except -1:
         for name, saved in list(self.cursors_.items()):
@@ -1313,12 +1412,6 @@ cdef class Log:
         if rc == APPEND_OK:
             self.cursors_[name] = (offset, self.active.number)
         return rc
-
-    cdef int _unlink(self, Segment* segment) except -1:
-        file = os.path.join(self.path, segment_name(segment.number))
-        free_segment(segment)
-        os.unlink(file)
-        return 0
 
     # --- Python ------------------------------------------------------------------------------------------------------
 
@@ -1353,18 +1446,23 @@ cdef class Log:
     @property
     def failed(self):
         """Why nothing is confirmed any more, or None."""
-        return f"sync failed: {os.strerror(self.st.failed)}" if self.st.failed else None
+        return f"sync failed: {os.strerror(self.st.failed)}" if self.st.failed > 0 else None
 
     @property
     def full(self):
         """Why messages cannot be taken now, or None. A segment that is just being prepared is no reason."""
+        if not self.open or hr_load_int(&self.st.pool_count) > RESERVED_SEGMENTS or (
+            not self.st.refusing and self.position + (self.active.size >> 4) + 4096 < self.active.size
+        ):
+            return None
+        return self._why_full()
+
+    def _why_full(self):
         cdef State* st = self.st
         cdef int error
-        if hr_load_int(&st.pool_count) or self.position + (self.active.size >> 4) + 4096 < self.active.size:
-            return None
         pthread_mutex_lock(&st.lock)
         error = st.prepare_error
-        coming = st.recycle_count + st.preparing + st.may_create
+        coming = st.leaving_count + st.preparing + st.may_create
         pthread_mutex_unlock(&st.lock)
         if error:
             return f"cannot prepare a segment: {os.strerror(error)}"
@@ -1384,12 +1482,13 @@ cdef class Log:
         cdef bytes text = name.encode() if isinstance(name, str) else name
         cdef uint32_t id = self.make_topic(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
         if id == 0:
+            if PyBytes_GET_SIZE(text) > <Py_ssize_t>(self.max_record >> 1):
+                raise LogError(f"a topic's name of {len(text)} bytes is longer than a quarter of a segment")
             raise MemoryError
         return id
 
     def topic_name(self, uint32_t id):
-        if id == 0 or id >= self.names_count or self.names[id].text == NULL:
-            raise KeyError(id)
+        self._check_topic(id)
         return self.names[id].text[:self.names[id].length]
 
     def append(self, uint32_t topic, payload, *, headers=b"", parts=(), uint8_t protocol=0, uint8_t kind=0,
@@ -1400,8 +1499,10 @@ cdef class Log:
         cdef const uint8_t[::1] head = headers
         cdef uint32_t* sizes = NULL
         cdef Py_ssize_t i
-        if topic == 0 or topic >= self.names_count:
-            raise KeyError(topic)
+        self._check_open()
+        self._check_topic(topic)
+        if head.shape[0] > <Py_ssize_t>self.max_record:
+            self._raise(APPEND_TOO_LARGE, head.shape[0])
         memset(&m, 0, sizeof(Message))
         m.topic = topic
         m.payload = &body[0] if body.shape[0] else NULL
@@ -1425,7 +1526,6 @@ cdef class Log:
                 raise
             m.parts = sizes
             m.parts_count = <uint32_t>len(parts)
-        self._check_open()
         rc = self.append_message(&m)
         free(sizes)
         self._raise(rc, body.shape[0])
@@ -1441,9 +1541,8 @@ cdef class Log:
         cdef int rc = APPEND_OK
         if size <= 0 or end % size:
             raise ValueError("the payloads' length must be a multiple of size")
-        if topic == 0 or topic >= self.names_count:
-            raise KeyError(topic)
         self._check_open()
+        self._check_topic(topic)
         memset(&m, 0, sizeof(Message))
         m.topic = topic
         m.payload_len = size
@@ -1463,8 +1562,9 @@ cdef class Log:
 
     def _raise(self, int rc, size):
         if rc == APPEND_FULL:
-            raise LogFull(self.full or "the next segment is still being prepared")
+            raise LogFull(self._why_full() or "the next segment is still being prepared")
         if rc == APPEND_FAILED:
+            self._check_open()
             raise LogFailed(self.failed)
         if rc == APPEND_TOO_LARGE:
             raise LogError(f"a message of {size} bytes is larger than half a segment ({self.max_record} bytes)")
@@ -1472,6 +1572,10 @@ cdef class Log:
     def _check_open(self):
         if not self.open:
             raise LogError(f"the log {self.path} is closed")
+
+    def _check_topic(self, uint32_t topic):
+        if topic == 0 or topic >= self.names_count or self.names[topic].text == NULL:
+            raise KeyError(topic)
 
     def request_sync(self):
         """Asks for a sync and returns at once."""
@@ -1503,14 +1607,17 @@ cdef class Log:
 
     def hold(self, str name, uint64_t offset):
         """Holds back retention: segments with messages at or after `offset` stay (on_full "block")."""
+        self._check_open()
         self.holds_[name] = offset
         self.maintain(hr_now_us())
 
     def release(self, str name):
+        self._check_open()
         self.holds_.pop(name, None)
         self.maintain(hr_now_us())
 
     def set_retention(self, uint64_t retention_bytes, double retention_seconds):
+        self._check_open()
         self.max_segments = max(<Py_ssize_t>(retention_bytes // self.st.segment_bytes), self.st.pool_target + 2)
         self.retention_seconds = retention_seconds
         self.maintain(hr_now_us())
@@ -1532,7 +1639,7 @@ cdef class Log:
     def segments(self):
         return [
             SegmentInfo(s.number, os.path.join(self.path, segment_name(s.number)), s.first_offset, s.end_offset, s.end,
-                        bool(s.sealed), marked_position(s.base, s.seed))
+                        bool(s.sealed), newest_mark(s.base, s.seed).position)
             for s in self.segments_[:self.segments_count]
         ]
 
@@ -1543,7 +1650,7 @@ cdef class Log:
             "records": self.appended_records, "bytes": self.appended_bytes, "refused_full": self.refused_full,
             "first_offset": self.first, "appended_offset": self.next_offset, "safe_offset": self.safe_offset(),
             "synced_offset": hr_load_acquire(&st.synced_offset), "segments": self.segments_count,
-            "segment_bytes": st.segment_bytes, "pool_segments": hr_load_int(&st.pool_count),
+            "segment_bytes": st.segment_bytes, "pool_segments": max(0, hr_load_int(&st.pool_count) - RESERVED_SEGMENTS),
             "max_segments": self.max_segments, "syncs": st.syncs, "sync_seconds": st.sync_us / 1e6,
             "prepared_new": st.prepared_new, "prepared_recycled": st.prepared_recycled,
             "retired_segments": self.retired_segments, "overrun_holds": self.overrun_holds,
@@ -1556,47 +1663,48 @@ cdef class Log:
 
     def close(self, *, bint sync=True):
         """Syncs (unless told not to), stops the threads, and lets go of the directory."""
+        cdef Py_ssize_t i
         if not self.open:
             return
         try:
-            self.make_readable()
             if sync and not self.st.failed:
                 self.sync_now()
                 # the marks of that sync reach the disk too, so that the whole log opens as covered
                 hr_fdatasync(self.active.fd)
+            self.make_readable()
+            for i in range(self.segments_count):
+                self.keeper.retired(self.segments_[i])
         finally:
-            self._release()
-
-    def _release(self):
-        cdef Py_ssize_t i
-        for i in range(self.segments_count):
-            self.keeper.retired(self.segments_[i])
-        self._shut()
+            self._shut()
 
     cdef void _shut(self) noexcept:
-        """Stops the threads and gives everything back to the system. Calls nobody, so that __dealloc__ may use it."""
+        """Stops the threads and gives everything back to the system, once. It touches no Python object, so that
+        __dealloc__ may use it."""
         cdef State* st = self.st
         cdef Py_ssize_t i
         self.open = False
-        pthread_mutex_lock(&st.lock)
-        st.stop = 1
-        pthread_cond_broadcast(&st.sync_wanted)
-        pthread_cond_broadcast(&st.prepare_wanted)
-        pthread_mutex_unlock(&st.lock)
-        with nogil:
-            if st.sync_running:
-                pthread_join(st.sync_thread, NULL)
-            if st.prepare_running:
-                pthread_join(st.prepare_thread, NULL)
-        st.sync_running = st.prepare_running = 0
+        if st.sync_running or st.prepare_running:
+            with nogil:
+                pthread_mutex_lock(&st.lock)
+                st.stop = 1
+                pthread_cond_broadcast(&st.sync_wanted)
+                pthread_cond_broadcast(&st.prepare_wanted)
+                pthread_mutex_unlock(&st.lock)
+                if st.sync_running:
+                    pthread_join(st.sync_thread, NULL)
+                if st.prepare_running:
+                    pthread_join(st.prepare_thread, NULL)
+            st.sync_running = st.prepare_running = 0
+        if not st.failed:
+            st.failed = CLOSED
+        self.active = &nowhere
         for i in range(self.segments_count):
             free_segment(self.segments_[i])
-        self.segments_count = 0
         for i in range(st.pool_count):
             free_segment(st.pool[i])
-        for i in range(st.recycle_count):
-            free_segment(st.recycle[i])
-        st.pool_count = st.recycle_count = 0
+        for i in range(st.leaving_count):
+            free_segment(st.leaving[i])
+        self.segments_count = st.pool_count = st.leaving_count = 0
         hr_wake_close(st.wake_fds)
         if self.lock_fd >= 0:
             c_close(self.lock_fd)
@@ -1610,17 +1718,32 @@ cdef class Log:
 
     def __dealloc__(self):
         cdef uint32_t i
-        if self.open:
+        if self.st != NULL:
             self._shut()
+            if self.st.locks_made:
+                pthread_cond_destroy(&self.st.sync_wanted)
+                pthread_cond_destroy(&self.st.sync_done)
+                pthread_cond_destroy(&self.st.prepare_wanted)
+                pthread_mutex_destroy(&self.st.lock)
+            free(self.st.sealed)
+            free(self.st)
         if self.names != NULL:
             for i in range(self.names_count):
                 free(self.names[i].text)
             free(self.names)
         free(self.names_hash)
         free(self.segments_)
-        if self.st != NULL:
-            free(self.st.sealed)
-            free(self.st)
+
+
+cdef int refuse(Log log, int rc) noexcept nogil:
+    if rc == APPEND_FULL:
+        log.refused_full += 1
+        log.st.refusing = 1
+    return rc
+
+
+cdef Segment nowhere                   # where a closed log "appends": what still asks where it ends touches no freed memory
+memset(&nowhere, 0, sizeof(Segment))
 
 
 # --- opening and checking a log directory -----------------------------------------------------------------------------
@@ -1629,15 +1752,34 @@ cdef class _Found:
     """One segment file as it was found."""
     cdef Segment* segment
     cdef Scan scan
+    cdef Mark mark                     # the newest one; its position is 0 where there is none
     cdef public bint header_good
     cdef public bint other_number      # a good header of this log, but of another segment: it was being recycled
-    cdef public uint64_t marked
-    cdef public uint64_t published
+    cdef public bint foreign           # a good header, but of another log
+    cdef public uint64_t published     # 0 where it does not hold
+    cdef public bint kept              # a copy of it is in aside/
+
+    cdef int look(self, const uint8_t* id) except -1:
+        """Reads the header page."""
+        cdef Segment* segment = self.segment
+        self.header_good = header_holds(segment.base, id, segment.number)
+        self.other_number = header_of_another(segment.base, id, segment.number)
+        self.foreign = header_whole(segment.base) and not self.header_good and not self.other_number
+        self.mark = newest_mark(segment.base, segment.seed)
+        self.published = readable_end(segment.base, segment.number)
+        if self.published > segment.size:
+            self.published = 0
+        return 0
 
     def scan_all(self):
+        self.scan_to(self.segment.size)
+
+    cdef int scan_to(self, uint64_t limit) except -1:
+        cdef Segment* segment = self.segment
         memset(&self.scan, 0, sizeof(Scan))
         with nogil:
-            scan_records(self.segment.base, self.segment.size, self.segment.seed, SEGMENT_HEADER, &self.scan)
+            scan_records(segment.base, limit, segment.size, segment.seed, SEGMENT_HEADER, &self.scan)
+        return 0
 
     @property
     def number(self):
@@ -1647,28 +1789,37 @@ cdef class _Found:
     def records(self):
         return self.scan.records
 
+    @property
+    def marked(self):
+        return self.mark.position
+
+    def __dealloc__(self):
+        if self.segment != NULL:
+            free_segment(self.segment)
+
 
 cdef _Found find_segment(const uint8_t* id, str path, uint64_t number, bint writable):
     """Maps one segment file and looks at its header; a short file is made whole first if `writable`."""
     cdef _Found found = _Found()
     cdef struct_stat info
-    cdef State st
     cdef uint64_t size
-    cdef int fd
+    cdef int fd, error
     file = os.path.join(path, segment_name(number))
     fd = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
     if fstat(fd, &info) != 0:
+        error = c_errno
         c_close(fd)
-        raise OSError(c_errno, file)
+        raise OSError(error, os.strerror(error), file)
     size = <uint64_t>info.st_size
     if writable and (size < MIN_SEGMENT or size % 4096):
         size = max(<uint64_t>MIN_SEGMENT, (size + 4095) & ~<uint64_t>4095)
-        if hr_fill(fd, <uint64_t>info.st_size, size) != 0:
+        error = hr_fill(fd, <uint64_t>info.st_size, size)
+        if error:
             c_close(fd)
-            raise LogError(f"cannot make {file} whole")
+            raise OSError(error, os.strerror(error), file)
     elif size < SEGMENT_HEADER:
         c_close(fd)
-        raise LogDamaged(f"{file} has only {size} bytes")
+        raise LogDamaged(f"{segment_name(number)} has only {size} bytes")
     found.segment = <Segment*>calloc(1, sizeof(Segment))
     if found.segment == NULL:
         c_close(fd)
@@ -1679,18 +1830,40 @@ cdef _Found find_segment(const uint8_t* id, str path, uint64_t number, bint writ
     found.segment.seed = seed_of(id, number)
     found.segment.base = <uint8_t*>mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), MAP_SHARED, fd, 0)
     if <void*>found.segment.base == MAP_FAILED:
+        error = c_errno
         found.segment.base = NULL
-        free_segment(found.segment)
-        raise OSError(c_errno, f"cannot map {file}")
-    base = found.segment.base
-    found.header_good = header_holds(base, id, number)
-    found.other_number = (
-        not found.header_good
-        and header_holds(base, id, (<const uint64_t*>(base + AT_NUMBER))[0])
-    )
-    found.marked = min(marked_position(base, found.segment.seed), size)
-    found.published = min(readable_end(base, number), size)
+        raise OSError(error, os.strerror(error), file)
+    found.look(id)
     return found
+
+
+cdef list header_problems(_Found found, uint64_t expected, int tries):
+    """What does not hold in a header page. A mark is looked at `tries` more times: a writer may be at it right now, and
+    what is torn for a moment is whole in the next."""
+    cdef const uint8_t* base = found.segment.base
+    cdef Mark mark
+    cdef int slot, state
+    cdef uint64_t i, low, high
+    cdef list problems = []
+    if not found.header_good:
+        problems.append(Damage(found.number, 0, expected, 0, "the segment's header does not hold"))
+    if found.published == 0:
+        problems.append(Damage(found.number, AT_END, expected, 0, "the segment's readable end does not hold"))
+    for slot in range(2):
+        state = mark_state(base, found.segment.seed, slot, &mark)
+        for _ in range(tries):
+            if state >= 0:
+                break
+            time.sleep(0.001)
+            state = mark_state(base, found.segment.seed, slot, &mark)
+        if state < 0:
+            problems.append(Damage(found.number, AT_MARK + MARK_BYTES * slot, expected, 0, "a sync mark does not hold"))
+    for low, high in ((STATIC_BYTES, AT_END), (AT_END + 8, AT_MARK), (AT_MARK + 2 * MARK_BYTES, SEGMENT_HEADER)):
+        for i in range(low, high):
+            if base[i]:
+                problems.append(Damage(found.number, i, expected, 0, "a byte of the header that is unused is not zero"))
+                break
+    return problems
 
 
 cdef class _Opening:
@@ -1706,8 +1879,7 @@ cdef class _Opening:
         self.damage = []
 
     def read(self):
-        numbers = list_segments(self.log.path)
-        for number in numbers:
+        for number in list_segments(self.log.path):
             self.found.append(find_segment(self.log.st.id, self.log.path, number, True))
         if self.found:
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -1716,128 +1888,131 @@ cdef class _Opening:
     def repair(self):
         cdef _Found found
         cdef Log log = self.log
-        cdef uint64_t expected = 0
-        cdef bint first = True
+        cdef uint64_t expected = 0, covered, following, previous = 0
+        cdef bint known, cut = False
         cdef Py_ssize_t i, last_data = -1, marked = -1
         for i in range(len(self.found)):
             found = self.found[i]
-            if found.records or (found.header_good and found.marked > SEGMENT_HEADER):
+            if found.foreign:
+                owner = PyBytes_FromStringAndSize(<char*>found.segment.base + AT_ID, 16).hex()
+                raise LogDamaged(f"{segment_name(found.number)} belongs to log {owner}, but this is log {log.id_text}")
+            if found.records or found.marked:
                 last_data = i
-            if found.marked > SEGMENT_HEADER:
+            if found.marked:
                 marked = i
         data = self.found[:last_data + 1]
         spare = self.found[last_data + 1:]
-        cut = False
-        previous = None
+        known = bool(data) and data[0].number == 1        # whether `expected` is known: a log begins with segment 1, offset 0
         for i in range(len(data)):
             found = data[i]
             if cut:
-                self._set_segment_aside(found)
+                self._set_segment_aside(found, expected)
                 continue
             if found.other_number and not found.records:
                 raise LogDamaged(
                     f"{segment_name(found.number)} has the header of another segment in the middle of the log")
-            if previous is not None and found.number != previous + 1:
-                self.damage.append(Damage(previous + 1, 0, expected, 0, f"segments {previous + 1} to {found.number - 1} are missing"))
+            if previous and found.number != previous + 1:
+                self.damage.append(Damage(
+                    previous + 1, 0, expected, 0, "the segment is missing" if found.number == previous + 2 else
+                    f"the segments from here to {found.number - 1} are missing"))
             previous = found.number
-            if not found.header_good:
-                self._keep_copy(found)
-                self.damage.append(Damage(found.number, 0, expected, 0, "the segment's header does not hold"))
-                self._mend_header(found)
-            covered = found.segment.size if i < marked else found.marked if i == marked else 0
-            following = next((<_Found>f).scan.first_offset for f in data[i + 1:] if f.records) if (
-                i < marked and any(f.records for f in data[i + 1:])) else 0
-            if not first and found.records and found.scan.first_offset != expected:
+            if known and found.records and found.scan.first_offset != expected:
                 if i > marked:
                     cut = True                      # what lies between was never synced
-                    self._set_segment_aside(found)
+                    self._set_segment_aside(found, expected)
                     continue
-                lost = found.scan.first_offset - expected if found.scan.first_offset > expected else 0
-                self.damage.append(Damage(found.number, SEGMENT_HEADER, expected, lost, "offsets are missing before this segment"))
-            self._mend_records(found, covered, expected, following, first)
+                self.damage.append(Damage(
+                    found.number, SEGMENT_HEADER, expected,
+                    found.scan.first_offset - expected if found.scan.first_offset > expected else 0,
+                    "offsets are missing before this segment"))
+            problems = header_problems(found, expected, 0)
+            if problems:
+                self._keep_copy(found)
+                self.damage.extend(problems)
+                self._mend_header(found)
+            covered = found.segment.size if i < marked else min(found.mark.position, found.segment.size)
+            following = 0
+            if i < marked:
+                following = next(((<_Found>f).scan.first_offset for f in data[i + 1:] if f.records), 0)
+            self._mend_records(found, covered, expected, following, known)
             if found.records:
                 expected = found.scan.next_offset
-                first = False
+                known = True
             if not found.scan.sealed:
-                if i < len(data) - 1:
-                    cut = True
+                cut = True
                 self._cut_tail(found, expected)
-            found.segment.end = found.scan.end
-            found.segment.sealed = found.scan.sealed
-            found.segment.first_offset = found.scan.first_offset
-            found.segment.end_offset = found.scan.next_offset
-            found.segment.last_time = found.scan.last_time
-            self.records += found.records
-            if log.add_segment(found.segment) != 0:
-                raise MemoryError
-            found.segment = NULL
+            self._adopt(found, i >= marked)
         log.next_offset = expected
         self.next_number = log.segments_[log.segments_count - 1].number + 1 if log.segments_count else 1
-        self._keep_spare(spare)
+        self._keep_spare(spare, expected)
         self._load()
 
-    cdef int _mend_header(self, _Found found) except -1:
-        cdef uint8_t* base = found.segment.base
-        cdef Mark marks[2]
-        memcpy(marks, base + AT_MARK, 2 * MARK_BYTES)
-        write_header(base, self.log.st.id, found.segment.number, found.segment.size)
-        memcpy(base + AT_MARK, marks, 2 * MARK_BYTES)
+    cdef int _adopt(self, _Found found, bint unsure) except -1:
+        """Makes a segment the log's own; `unsure` ones may have bytes that no sync of an earlier life has covered."""
+        cdef Segment* segment = found.segment
+        cdef bint changed = found.kept
+        segment.end = found.scan.end
+        segment.sealed = found.scan.sealed
+        segment.first_offset = found.scan.first_offset
+        segment.end_offset = found.scan.next_offset
+        segment.last_time = found.scan.last_time
+        if readable_end(segment.base, segment.number) != segment.end:
+            hr_store_release(<uint64_t*>(segment.base + AT_END), checked_end(segment.end, segment.number))
+            changed = True
+        if (changed or unsure) and hr_fdatasync(segment.fd) != 0:
+            raise OSError(c_errno, os.strerror(c_errno), segment_name(segment.number))
+        if segment.sealed:
+            c_close(segment.fd)
+            segment.fd = -1
+        self.records += found.records
+        if self.log.add_segment(segment) != 0:
+            raise MemoryError
+        found.segment = NULL
         return 0
 
-    cdef int _mend_records(self, _Found found, uint64_t covered, uint64_t expected, uint64_t following, bint first) except -1:
+    cdef int _mend_header(self, _Found found) except -1:
+        """A fresh header page that keeps the marks that hold."""
+        cdef Segment* segment = found.segment
+        cdef Mark marks[2]
+        cdef int states[2]
+        cdef int slot
+        for slot in range(2):
+            states[slot] = mark_state(segment.base, segment.seed, slot, &marks[slot])
+        write_header(segment.base, self.log.st.id, segment.number, segment.size)
+        for slot in range(2):
+            if states[slot] == 1:
+                memcpy(segment.base + AT_MARK + MARK_BYTES * slot, &marks[slot], sizeof(Mark))
+        return 0
+
+    cdef int _mend_records(self, _Found found, uint64_t covered, uint64_t expected, uint64_t following, bint known) except -1:
         """Replaces each stretch that does not hold, and that a mark covers, by one CONTROL_GAP record."""
         cdef Segment* segment = found.segment
         cdef Scan* scan = &found.scan
-        cdef Mark mark
-        cdef uint64_t at, resume, lost
-        copied = False
+        cdef uint64_t at, resume, lost, offset
         if scan.records == 0:
             scan.first_offset = scan.next_offset = expected
             scan.end = SEGMENT_HEADER
         while not scan.sealed and scan.end < covered:
             at = scan.end
-            if not copied:
-                self._keep_copy(found)
-                copied = True
+            self._keep_copy(found)
             with nogil:
-                resume = find_record(segment.base, segment.size, segment.seed, at + RECORD_HEADER, scan.next_offset)
+                resume = find_after_damage(segment.base, segment.size, segment.seed, at, scan.next_offset)
             if resume:
-                lost = (<const RecordHeader*>(segment.base + resume)).offset - scan.next_offset
-                if first and scan.records == 0:
-                    scan.first_offset = scan.next_offset = (<const RecordHeader*>(segment.base + resume)).offset
-                    lost = 0
-            elif covered == segment.size:
-                resume = segment.size
-                lost = following - scan.next_offset if following > scan.next_offset else 0
+                offset = (<const RecordHeader*>(segment.base + resume)).offset
+                if scan.records == 0 and not known:
+                    scan.first_offset = scan.next_offset = offset
+                lost = offset - scan.next_offset
             else:
                 resume = covered
-                lost = 0
-                for slot in range(2):
-                    if mark_state(segment.base, segment.seed, slot, &mark) == 1 and mark.position == covered:
-                        lost = mark.offset - scan.next_offset if mark.offset > scan.next_offset else 0
+                offset = following if covered == segment.size and following else found.mark.offset
+                lost = offset - scan.next_offset if offset > scan.next_offset else 0
             self.damage.append(Damage(segment.number, at, scan.next_offset, lost, "the record does not hold"))
-            self._write_gap(segment, at, resume, scan.next_offset, lost)
-            scan.records += 1
-            scan.next_offset += lost
-            scan.end = resume
+            write_gap(segment, at, resume, scan, lost)
             if resume == segment.size:
                 scan.sealed = 1
                 break
             with nogil:
-                scan_records(segment.base, segment.size, segment.seed, resume, scan)
-        if copied and hr_fdatasync(segment.fd) != 0:
-            raise LogError(f"cannot sync {segment_name(segment.number)}: {os.strerror(c_errno)}")
-        return 0
-
-    cdef int _write_gap(self, Segment* segment, uint64_t at, uint64_t resume, uint64_t offset, uint64_t lost) except -1:
-        cdef RecordHeader* record = <RecordHeader*>(segment.base + at)
-        memset(record, 0, resume - at)
-        record.length = <uint32_t>(resume - at)
-        record.offset = offset
-        record.correlation = lost
-        record.kind = CONTROL_GAP
-        record.flags = FLAG_CONTROL
-        record.crc = hr_crc32c(segment.seed, <uint8_t*>record + 4, resume - at - 4)
+                scan_records(segment.base, segment.size, segment.size, segment.seed, resume, scan)
         return 0
 
     cdef int _cut_tail(self, _Found found, uint64_t expected) except -1:
@@ -1845,72 +2020,90 @@ cdef class _Opening:
         record of it can ever follow a new one."""
         cdef Segment* segment = found.segment
         cdef uint64_t at = found.scan.end
-        cdef uint64_t last = at, position, count = 0
-        with nogil:
-            position = find_record(segment.base, segment.size, segment.seed, at + 8, expected)
-            while position:
-                count += 0 if (<RecordHeader*>(segment.base + position)).flags & FLAG_CONTROL else 1
-                last = position + padded((<RecordHeader*>(segment.base + position)).length)
-                position = find_record(segment.base, segment.size, segment.seed, last, expected)
-        last = max(last, found.published)
+        cdef uint64_t count = 0
+        cdef uint64_t last = max(leftovers(segment, at, expected, &count), found.published)
         if last <= at:
             return 0
         self.cut_segment = segment.number
         self.cut_position = at
         self.cut_bytes += last - at
         self.cut_records += count
-        with open(self._aside(f"{segment.number:020d}-{at}.tail"), "wb") as f:
-            f.write(PyBytes_FromStringAndSize(<char*>segment.base + at, last - at))
-            f.flush()
-            os.fsync(f.fileno())
+        self._keep(f"{segment.number:020d}-{at}.tail", segment.base + at, last - at)
         memset(segment.base + at, 0, segment.size - at)
-        if hr_fdatasync(segment.fd) != 0:
-            raise LogError(f"cannot sync {segment_name(segment.number)}: {os.strerror(c_errno)}")
         return 0
 
-    def _aside(self, name):
+    cdef int _keep(self, str name, const uint8_t* data, uint64_t size) except -1:
+        """Puts bytes aside, all the way to the disk before anything else changes."""
         directory = os.path.join(self.log.path, "aside")
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        stem, dot, ending = name.rpartition(".")
+        _make_directory(directory)
+        stem, _, ending = name.rpartition(".")
         file = os.path.join(directory, name)
         count = 1
         while os.path.exists(file):
             count += 1
             file = os.path.join(directory, f"{stem}-{count}.{ending}")
-        return file
+        with open(file, "xb") as f:
+            f.write(<const uint8_t[:size]>data)
+            f.flush()
+            os.fsync(f.fileno())
+        _sync_directory(directory)
+        return 0
 
-    def _keep_copy(self, _Found found):
-        shutil.copyfile(os.path.join(self.log.path, segment_name(found.number)), self._aside(segment_name(found.number)))
+    cdef int _keep_copy(self, _Found found) except -1:
+        """The segment as it was found, once."""
+        if not found.kept:
+            self._keep(segment_name(found.number), found.segment.base, found.segment.size)
+            found.kept = True
+        return 0
 
-    def _set_segment_aside(self, _Found found):
+    cdef int _set_segment_aside(self, _Found found, uint64_t expected) except -1:
         """A segment behind a torn tail: nothing in it was ever safe, and its offsets will be used again."""
         cdef Segment* segment = found.segment
+        cdef uint64_t count = 0
+        cdef uint64_t last = max(leftovers(segment, SEGMENT_HEADER, expected, &count), found.published)
         if self.cut_segment == 0:
             self.cut_segment, self.cut_position = found.number, SEGMENT_HEADER
-        self.cut_bytes += found.scan.end - SEGMENT_HEADER
-        self.cut_records += found.scan.next_offset - found.scan.first_offset
-        os.rename(os.path.join(self.log.path, segment_name(found.number)), self._aside(segment_name(found.number)))
-        free_segment(segment)
-        found.segment = NULL
+        self.cut_bytes += last - SEGMENT_HEADER
+        self.cut_records += count
+        self._keep_copy(found)
+        self._remove(found)
+        return 0
 
-    def _keep_spare(self, list spare):
-        """Prepared segments without records go back to the pool, as far as they follow on; the rest is deleted."""
+    cdef int _remove(self, _Found found) except -1:
+        number = found.number
+        free_segment(found.segment)
+        found.segment = NULL
+        os.unlink(os.path.join(self.log.path, segment_name(number)))
+        _sync_directory(self.log.path)
+        return 0
+
+    cdef int _keep_spare(self, list spare, uint64_t expected) except -1:
+        """Prepared segments go back to the pool, as far as they follow on. One that a torn tail had reached is set aside:
+        under the same number its leftovers would count again."""
         cdef State* st = self.log.st
         cdef _Found found
+        cdef Segment* segment
+        cdef uint64_t count = 0
         for found in spare:
             segment = found.segment
-            found.segment = NULL
-            if (
+            if found.header_good and (
+                found.published > SEGMENT_HEADER
+                or leftovers(segment, SEGMENT_HEADER, expected, &count) > SEGMENT_HEADER
+            ):
+                self._set_segment_aside(found, expected)
+            elif (
                 found.header_good and segment.number == self.next_number and segment.size == st.segment_bytes
                 and st.pool_count < st.pool_target
             ):
                 write_header(segment.base, st.id, segment.number, segment.size)
                 hr_prefault(segment.base, segment.size)
+                found.segment = NULL
                 st.pool[st.pool_count] = segment
                 st.pool_count += 1
                 self.next_number += 1
             else:
-                self.log._unlink(segment)
+                self._remove(found)
+        return 0
 
     cdef int _load(self) except -1:
         """Names and saved cursors, from the control records."""
@@ -1919,6 +2112,7 @@ cdef class _Opening:
         cdef RecordHeader* record
         cdef View view
         cdef uint64_t position
+        cdef uint32_t topics = 0
         cdef Py_ssize_t i
         for i in range(log.segments_count):
             segment = log.segments_[i]
@@ -1929,6 +2123,8 @@ cdef class _Opening:
                 position += padded(record.length)
                 if record.origin >= log.next_origin:
                     log.next_origin = record.origin + 1 if record.origin < 0xffffffff else 1
+                if record.topic > topics:
+                    topics = record.topic
                 if not record.flags & FLAG_CONTROL:
                     continue
                 view_record(record, &view)
@@ -1939,14 +2135,38 @@ cdef class _Opening:
                 elif record.kind == CONTROL_CURSOR:
                     name = view.payload[:view.payload_len].decode(errors="replace")
                     log.cursors_[name] = (record.correlation, segment.number)
+        # An id whose name was lost with a damaged record is still in use: it must not become another topic's.
+        if topics >= log.names_count and log.put_name(topics, NULL, 0) != 0:
+            raise MemoryError
         return 0
 
-    def __dealloc__(self):
-        cdef _Found found
-        if self.found is not None:
-            for found in self.found:
-                if found.segment != NULL:
-                    free_segment(found.segment)
+
+cdef uint64_t leftovers(Segment* segment, uint64_t at, uint64_t expected, uint64_t* messages) noexcept nogil:
+    """How far records reach that may stand somewhere behind `at`, or `at`; adds up the messages among them."""
+    cdef uint64_t last = at
+    cdef uint64_t position = find_record(segment.base, segment.size, segment.seed, at, expected)
+    while position > UNSURE:
+        if not (<RecordHeader*>(segment.base + position)).flags & FLAG_CONTROL:
+            messages[0] += 1
+        last = position + padded((<RecordHeader*>(segment.base + position)).length)
+        position = find_record(segment.base, segment.size, segment.seed, last, expected)
+    return segment.size if position == UNSURE else last
+
+
+cdef void write_gap(Segment* segment, uint64_t at, uint64_t resume, Scan* scan, uint64_t lost) noexcept nogil:
+    """One control record over a stretch that does not hold."""
+    cdef RecordHeader* record = <RecordHeader*>(segment.base + at)
+    memset(record, 0, resume - at)
+    record.length = <uint32_t>(resume - at)
+    record.offset = scan.next_offset
+    record.time = scan.last_time
+    record.correlation = lost
+    record.kind = CONTROL_GAP
+    record.flags = FLAG_CONTROL
+    record.crc = hr_crc32c(segment.seed, <uint8_t*>record + 4, resume - at - 4)
+    scan.records += 1
+    scan.next_offset += lost
+    scan.end = resume
 
 
 Verified = namedtuple("Verified", "segments records messages first_offset end_offset problems")
@@ -1958,118 +2178,133 @@ def verify(path):
     cdef _Found found
     cdef Scan scan
     cdef Segment* segment
-    cdef uint64_t resume, at, expected = 0, records = 0, messages = 0, limit, opened = 0
-    cdef bint first = True
-    cdef Mark mark
-    cdef Py_ssize_t i
+    cdef const uint8_t* own
+    cdef uint64_t at, resume, limit, expected = 0, records = 0, messages = 0, opened = 0, previous = 0
+    cdef bint known = False
     path = os.path.abspath(os.fspath(path))
     id = bytes.fromhex(read_identity(path)["id"])
+    own = <const uint8_t*>PyBytes_AS_STRING(id)
     problems = []
-    segments = []
+    start = None
     numbers = list_segments(path)
+    last, marked = _reach(path, id, numbers)
+    for number in numbers:
+        try:
+            found = find_segment(own, path, number, False)
+        except FileNotFoundError:
+            previous, known = 0, False               # retired since it was listed, and so were those before it
+            continue
+        except LogDamaged as e:
+            problems.append(Damage(number, 0, expected, 0, str(e)))
+            previous = number
+            continue
+        segment = found.segment
+        with nogil:
+            flock(segment.fd, LOCK_SH)
+        if not os.path.exists(os.path.join(path, segment_name(number))):
+            previous, known = 0, False
+            continue
+        found.look(own)
+        if number > last and found.other_number:
+            continue                                 # on its way from one number to another when the writer stopped
+        if previous and number != previous + 1:
+            problems.append(Damage(
+                previous + 1, 0, expected, 0, "the segment is missing" if number == previous + 2 else
+                f"the segments from here to {number - 1} are missing"))
+        previous = number
+        problems.extend(header_problems(found, expected, 5))
+        if number > last:
+            continue
+        opened += 1
+        limit = found.published if number == last and found.published else segment.size
+        found.scan_to(limit)
+        scan = found.scan
+        if number == 1:
+            known = True
+        if scan.records == 0:
+            scan.first_offset = scan.next_offset = expected
+            scan.end = SEGMENT_HEADER
+        elif known and scan.first_offset != expected:
+            problems.append(Damage(
+                number, SEGMENT_HEADER, expected, scan.first_offset - expected if scan.first_offset > expected else 0,
+                "offsets are missing before this segment"))
+        at = SEGMENT_HEADER
+        while True:
+            for position, lost, offset in _gaps(segment, at, scan.end):
+                problems.append(Damage(number, position, offset, lost, "damage that was found and set aside earlier"))
+            at = scan.end
+            if scan.sealed or at >= (min(found.mark.position, limit) if number == last and not found.published else limit):
+                break
+            with nogil:
+                resume = find_after_damage(segment.base, limit, segment.seed, at, scan.next_offset)
+            if resume:
+                offset = (<const RecordHeader*>(segment.base + resume)).offset
+                if scan.records == 0 and not known:
+                    scan.first_offset = scan.next_offset = offset
+            elif number < last:
+                offset = _first_offset(path, id, numbers, number)
+            else:
+                offset = found.mark.offset
+            lost = offset - scan.next_offset if offset > scan.next_offset else 0
+            problems.append(Damage(
+                number, at, scan.next_offset, lost,
+                "the record does not hold" if number < marked or at < found.marked
+                else "the record does not hold, and no sync mark covers it" if resume
+                else "torn tail: no record holds from here on"))
+            scan.next_offset += lost
+            if not resume:
+                break
+            scan.records += 1
+            at = resume
+            with nogil:
+                scan_records(segment.base, limit, segment.size, segment.seed, resume, &scan)
+        records += scan.records
+        messages += scan.next_offset - scan.first_offset
+        expected = scan.next_offset
+        if scan.records:
+            known = True
+            if start is None:
+                start = scan.first_offset
+    return Verified(opened, records, messages, start or 0, expected, problems)
+
+
+def _first_offset(str path, bytes id, list numbers, number):
+    """Where the segments behind `number` go on, by the first one that says so; 0 where none does."""
+    cdef _Found found
+    for later in numbers:
+        if later > number:
+            try:
+                found = find_segment(<const uint8_t*>PyBytes_AS_STRING(id), path, later, False)
+            except (FileNotFoundError, LogDamaged):
+                continue
+            if record_holds(found.segment.base, SEGMENT_HEADER, found.segment.size, found.segment.seed):
+                return (<const RecordHeader*>(found.segment.base + SEGMENT_HEADER)).offset
+    return 0
+
+
+def _reach(str path, bytes id, list numbers):
+    """The last segment that has records, and the last one that has a sync mark, by their headers."""
+    cdef _Found found
+    last = marked = 0
     for number in numbers:
         try:
             found = find_segment(<const uint8_t*>PyBytes_AS_STRING(id), path, number, False)
-        except FileNotFoundError:
-            continue                                 # recycled since it was listed
-        except LogDamaged as e:
-            problems.append(Damage(number, 0, 0, 0, str(e)))
+        except (FileNotFoundError, LogDamaged):
             continue
-        if flock(found.segment.fd, LOCK_SH) != 0 or (found.other_number and not os.path.exists(
-                os.path.join(path, segment_name(number)))):
-            free_segment(found.segment)
-            continue
-        found.published = min(readable_end(found.segment.base, number), found.segment.size)
-        found.scan_all()
-        segments.append(found)
-    try:
-        marked = max((i for i, f in enumerate(segments) if f.marked > SEGMENT_HEADER), default=-1)
-        last = max((i for i, f in enumerate(segments) if f.records or f.published > SEGMENT_HEADER
-                    or f.marked > SEGMENT_HEADER), default=-1)
-        previous = None
-        for i in range(len(segments)):
-            found = segments[i]
-            segment = found.segment
-            if i > last and found.other_number:
-                continue                             # on its way from one number to another
-            if previous is not None and found.number != previous + 1:
-                problems.append(Damage(previous + 1, 0, expected, 0, "a segment is missing"))
-            previous = found.number
-            problems.extend(_check_header(found, expected))
-            if i > last:
-                continue
-            opened += 1
-            scan = found.scan
-            if scan.records == 0:
-                scan.first_offset = scan.next_offset = expected
-                scan.end = SEGMENT_HEADER
-            elif not first and scan.first_offset != expected:
-                problems.append(Damage(found.number, SEGMENT_HEADER, expected,
-                                       scan.first_offset - expected if scan.first_offset > expected else 0,
-                                       "the segment does not continue where the one before it ended"))
-            limit = segment.size if i < last else max(found.marked if i == marked else 0, found.published)
-            first_here = scan.first_offset
-            while not scan.sealed and scan.end < limit:
-                at = scan.end
-                with nogil:
-                    resume = find_record(segment.base, segment.size, segment.seed, at + 8, scan.next_offset)
-                lost = (<const RecordHeader*>(segment.base + resume)).offset - scan.next_offset if resume else 0
-                problems.append(Damage(
-                    found.number, at, scan.next_offset, lost,
-                    "the record does not hold" if i < marked or at < found.marked else "torn tail: no record holds from here on"
-                    if not resume else "the record does not hold (not yet covered by a sync mark)"))
-                if not resume:
-                    break
-                scan.next_offset += lost
-                scan.records += 1
-                with nogil:
-                    scan_records(segment.base, segment.size, segment.seed, resume, &scan)
-            for at, lost, offset in _gaps(found):
-                problems.append(Damage(found.number, at, offset, lost, "damage that was found and set aside earlier"))
-            records += scan.records
-            messages += scan.next_offset - scan.first_offset
-            if first:
-                start = scan.first_offset
-            first = False
-            expected = scan.next_offset
-        return Verified(opened, records, messages, 0 if first else start, expected, problems)
-    finally:
-        for found in segments:
-            free_segment(found.segment)
-            found.segment = NULL
+        if found.marked:
+            marked = number
+        if found.marked or found.published > SEGMENT_HEADER or record_holds(
+                found.segment.base, SEGMENT_HEADER, found.segment.size, found.segment.seed):
+            last = number
+    return last, marked
 
 
-def _check_header(_Found found, uint64_t expected):
-    cdef const uint8_t* base = found.segment.base
-    cdef Mark mark
-    cdef int slot
-    cdef uint64_t i
-    if not found.header_good:
-        yield Damage(found.number, 0, expected, 0, "the segment's header does not hold")
-    if readable_end(base, found.number) == 0:
-        yield Damage(found.number, AT_END, expected, 0, "the segment's readable end does not hold")
-    for slot in range(2):
-        if mark_state(base, found.segment.seed, slot, &mark) < 0:
-            # a writer may be at it right now: what is torn for a moment is whole in the next
-            for _ in range(50):
-                time.sleep(0.001)
-                if mark_state(base, found.segment.seed, slot, &mark) >= 0:
-                    break
-            else:
-                yield Damage(found.number, AT_MARK + MARK_BYTES * slot, expected, 0, "a sync mark does not hold")
-    for low, high in ((STATIC_BYTES, AT_END), (AT_END + 8, AT_MARK), (AT_MARK + 2 * MARK_BYTES, SEGMENT_HEADER)):
-        for i in range(low, high):
-            if base[i]:
-                yield Damage(found.number, i, expected, 0, "a byte of the header that is unused is not zero")
-                break
-
-
-cdef list _gaps(_Found found):
+cdef list _gaps(Segment* segment, uint64_t position, uint64_t end):
+    """CONTROL_GAP records in a stretch that holds: where, how many offsets, from which."""
     cdef const RecordHeader* record
-    cdef uint64_t position = SEGMENT_HEADER
     cdef list gaps = []
-    while position < found.scan.end:
-        record = <const RecordHeader*>(found.segment.base + position)
+    while position < end:
+        record = <const RecordHeader*>(segment.base + position)
         if record.flags & FLAG_CONTROL and record.kind == CONTROL_GAP:
             gaps.append((position, record.correlation, record.offset))
         position += padded(record.length)
@@ -2099,53 +2334,57 @@ cdef class LogReader:
 
     def _find(self, uint64_t offset):
         """Enters the newest segment that begins at or before `offset`, or the oldest one."""
+        cdef uint64_t end, first
         while True:
             numbers = list_segments(self.path)
             for number in reversed(numbers):
                 if not self.enter(number):
                     continue
-                if readable_end(self.current.base, self.current.number) > SEGMENT_HEADER:
-                    if (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset <= offset or number == numbers[0]:
-                        break
+                end = readable_end(self.current.base, self.current.number)
+                if end != SEGMENT_HEADER and (number == numbers[0] or self._begins_by(offset)):
+                    break
                 self.leave()
-            if self.mapped or not numbers or numbers == list_segments(self.path):
+            if self.mapped or numbers == list_segments(self.path):
                 break
         if self.mapped:
-            first = (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset
-            if first > offset:
-                self.overtaken += first - offset
-                self.offset = first
+            self._skip_to_first()
 
     cdef int enter(self, uint64_t number) except -1:
         """Maps a segment and takes its lock; 0 where it went away or became another one meanwhile."""
+        cdef const uint8_t* id = <const uint8_t*>PyBytes_AS_STRING(self.id)
         cdef struct_stat info
-        cdef int fd
+        cdef int fd, error
         self.leave()
         try:
             fd = os.open(os.path.join(self.path, segment_name(number)), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
-        if flock(fd, LOCK_SH) != 0 or fstat(fd, &info) != 0 or info.st_size < SEGMENT_HEADER:
+        with nogil:
+            error = flock(fd, LOCK_SH)                  # waits for a writer that is recycling it right now
+        if error or fstat(fd, &info) != 0 or info.st_size < SEGMENT_HEADER:
             c_close(fd)
             return 0
         self.current.fd = fd
         self.current.size = <uint64_t>info.st_size
         self.current.number = number
-        self.current.seed = seed_of(<const uint8_t*>PyBytes_AS_STRING(self.id), number)
+        self.current.seed = seed_of(id, number)
         self.current.base = <uint8_t*>mmap(NULL, self.current.size, PROT_READ, MAP_SHARED, fd, 0)
         if <void*>self.current.base == MAP_FAILED:
+            error = c_errno
             self.current.base = NULL
             self.leave()
-            raise OSError(c_errno, f"cannot map segment {number} of {self.path}")
+            raise OSError(error, os.strerror(error), segment_name(number))
         self.current.end = SEGMENT_HEADER               # here: where this cursor stands
+        self.current.sealed = 0                         # here: whether to read past a readable end that does not hold
         self.mapped = True
-        if not header_holds(self.current.base, <const uint8_t*>PyBytes_AS_STRING(self.id), number):
-            if header_holds(self.current.base, <const uint8_t*>PyBytes_AS_STRING(self.id),
-                            (<const uint64_t*>(self.current.base + AT_NUMBER))[0]):
+        if not header_holds(self.current.base, id, number):
+            if header_of_another(self.current.base, id, number):
                 self.leave()
                 return 0
-            self.leave()
-            raise LogDamaged(f"{segment_name(number)}: the segment's header does not hold")
+            # Its records are seeded with log and number: if the first one holds, they can be read all the same.
+            if not record_holds(self.current.base, SEGMENT_HEADER, self.current.size, self.current.seed):
+                self.leave()
+                raise LogDamaged(f"{segment_name(number)}: the segment's header does not hold")
         self.topics_.clear()
         self.origins_.clear()
         return 1
@@ -2159,25 +2398,38 @@ cdef class LogReader:
             self.current.fd = -1
         self.mapped = False
 
+    def _begins_by(self, uint64_t offset):
+        """Whether this segment's first message is at or before `offset`; not where its first record does not hold."""
+        return (
+            record_holds(self.current.base, SEGMENT_HEADER, self.current.size, self.current.seed)
+            and (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset <= offset
+        )
+
+    def _skip_to_first(self):
+        """At the beginning of a segment: whatever came before it and was not read is gone."""
+        cdef const RecordHeader* first = <const RecordHeader*>(self.current.base + SEGMENT_HEADER)
+        if first.offset > self.offset and record_holds(
+                self.current.base, SEGMENT_HEADER, self.current.size, self.current.seed):
+            self.overtaken += first.offset - self.offset
+            self.offset = first.offset
+
     cdef int advance(self) except -1:
         """From the end of a sealed segment to the next one that has records; 0 where there is none yet."""
         cdef uint64_t number = self.current.number
-        cdef uint64_t first
         while True:
             later = [n for n in list_segments(self.path) if n > number]
             if not later:
                 return 0
             if self.enter(later[0]):
                 break
-        if readable_end(self.current.base, self.current.number) <= SEGMENT_HEADER:
+            if os.path.exists(os.path.join(self.path, segment_name(later[0]))):
+                return 0                                # it is not ready: its header is still that of another segment
+        if readable_end(self.current.base, self.current.number) == SEGMENT_HEADER:
             # prepared, not yet used: stay with the old one's number and look again later
             self.leave()
             self.current.number = number
             return 0
-        first = (<const RecordHeader*>(self.current.base + SEGMENT_HEADER)).offset
-        if first > self.offset:
-            self.overtaken += first - self.offset
-            self.offset = first
+        self._skip_to_first()
         return 1
 
     cdef int step(self, View* out) except -1:
@@ -2194,14 +2446,16 @@ cdef class LogReader:
                     return 0
             end = readable_end(self.current.base, self.current.number)
             position = self.current.end
-            if end == 0:
+            if self.current.sealed:
+                end = self.current.size
+            elif end == 0 or end > self.current.size:
                 raise LogDamaged(f"{segment_name(self.current.number)}: the segment's readable end does not hold")
             if position >= end:
                 if position < self.current.size:
                     return 0
                 self.leave()
                 continue
-            if self.check:
+            if self.check or self.current.sealed:
                 if not record_holds(self.current.base, position, end, self.current.seed):
                     raise LogDamaged(
                         f"{segment_name(self.current.number)}: the record at position {position} does not hold "
@@ -2217,11 +2471,43 @@ cdef class LogReader:
                     self.topics_[record.topic] = out.payload[:out.payload_len]
                 elif record.kind == CONTROL_ORIGIN:
                     self.origins_[record.origin] = out.payload[:out.payload_len]
+                elif record.kind == CONTROL_GAP and record.offset >= self.offset:
+                    self.lost += record.correlation
+                    self.offset = record.offset + record.correlation
                 return 1
             if record.offset < self.offset:
                 continue
             self.offset = record.offset + 1
             return 1
+
+    def resume(self):
+        """After LogDamaged: goes on behind the place that does not hold. What is lost there as a Damage, or None where all
+        holds."""
+        cdef uint64_t end, at, found, offset, lower
+        if not self.mapped:
+            return None
+        end = readable_end(self.current.base, self.current.number)
+        if (end == 0 or end > self.current.size) and not self.current.sealed:
+            self.current.sealed = 1
+            return Damage(self.current.number, AT_END, self.offset, 0, "the segment's readable end does not hold")
+        if self.current.sealed:
+            end = self.current.size
+        at = self.current.end
+        if at >= end or record_holds(self.current.base, at, end, self.current.seed):
+            return None
+        lower = self.offset - min(self.offset, <uint64_t>1 << 31)     # records below `offset` may still be skipped
+        with nogil:
+            found = find_after_damage(self.current.base, end, self.current.seed, at, lower)
+        if not found:
+            self.leave()
+            return Damage(self.current.number, at, self.offset, 0, "no record holds from here to the end of the segment")
+        self.current.end = found
+        offset = (<const RecordHeader*>(self.current.base + found)).offset
+        lost = offset - self.offset if offset > self.offset else 0
+        self.lost += lost
+        damage = Damage(self.current.number, at, self.offset, lost, "the record does not hold")
+        self.offset += lost
+        return damage
 
     def read(self, *, bint controls=False):
         """The next record, or None where there is none yet. Control records only if asked for."""
@@ -2233,6 +2519,8 @@ cdef class LogReader:
 
     cdef object _record(self, View* view):
         cdef const RecordHeader* record = view.record
+        if record.topic and record.topic not in self.topics_:
+            self.topics_[record.topic] = self._name_elsewhere(record.topic)
         return Record(
             record.offset, record.time, record.topic, self.topics_.get(record.topic, b""), record.protocol, record.kind,
             record.flags, record.origin, self.origins_.get(record.origin, b""), record.correlation,
@@ -2242,6 +2530,28 @@ cdef class LogReader:
             <const uint8_t*>record - self.current.base,
         )
 
+    def _name_elsewhere(self, uint32_t topic):
+        """A topic's name whose record in this segment was lost to damage: another segment may have it."""
+        cdef _Found found
+        cdef Segment* segment
+        cdef const RecordHeader* record
+        cdef View view
+        cdef uint64_t position, end
+        for number in list_segments(self.path):
+            try:
+                found = find_segment(<const uint8_t*>PyBytes_AS_STRING(self.id), self.path, number, False)
+            except (FileNotFoundError, LogDamaged):
+                continue
+            segment = found.segment
+            position, end = SEGMENT_HEADER, found.published
+            while position < end and record_holds(segment.base, position, end, segment.seed):
+                record = <const RecordHeader*>(segment.base + position)
+                if record.flags & FLAG_CONTROL and record.kind == CONTROL_TOPIC and record.topic == topic:
+                    view_record(record, &view)
+                    return view.payload[:view.payload_len]
+                position += padded(record.length)
+        return b""
+
     def __iter__(self):
         return self
 
@@ -2250,6 +2560,12 @@ cdef class LogReader:
         if record is None:
             raise StopIteration
         return record
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def close(self):
         self.leave()

@@ -9,6 +9,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,12 +40,64 @@ static inline int64_t hr_now_us(void) {
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-static inline int hr_fdatasync(int fd) {
+/* For deadlines: it never jumps, whatever happens to the time of day. */
+static inline int64_t hr_monotonic_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static inline int hr_cond_init(pthread_cond_t *cond) {
 #ifdef __APPLE__
-    return fcntl(fd, F_FULLFSYNC) == -1 ? fsync(fd) : 0; /* fsync alone does not reach the platter there */
+    return pthread_cond_init(cond, NULL);
 #else
-    return fdatasync(fd);
+    pthread_condattr_t attributes;
+    int rc = pthread_condattr_init(&attributes);
+    if (rc != 0) return rc;
+    rc = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (rc == 0) rc = pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+    return rc;
 #endif
+}
+
+/* pthread_cond_wait until hr_monotonic_us() says `until`; ETIMEDOUT then. */
+static inline int hr_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t until) {
+    struct timespec t;
+#ifdef __APPLE__
+    until -= hr_monotonic_us();
+    if (until <= 0) return ETIMEDOUT;
+#endif
+    t.tv_sec = (time_t)(until / 1000000);
+    t.tv_nsec = (long)(until % 1000000) * 1000;
+#ifdef __APPLE__
+    return pthread_cond_timedwait_relative_np(cond, lock, &t);
+#else
+    return pthread_cond_timedwait(cond, lock, &t);
+#endif
+}
+
+/* A thread that takes no signals: those are the interpreter's, and must not interrupt a sync. */
+static inline int hr_thread(pthread_t *thread, void *(*run)(void *), void *arg) {
+    sigset_t all, before;
+    int rc;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+static inline int hr_fdatasync(int fd) {
+    int rc;
+    do {
+#ifdef __APPLE__
+        rc = fcntl(fd, F_FULLFSYNC) == -1 ? fsync(fd) : 0; /* fsync alone does not reach the platter there */
+#else
+        rc = fdatasync(fd);
+#endif
+    } while (rc != 0 && errno == EINTR);
+    return rc;
 }
 
 /* Makes [from, to) of a mapped file durable, and its first page with it. Only what was written since the last time is
@@ -51,7 +105,8 @@ static inline int hr_fdatasync(int fd) {
    0, or -1 with errno. */
 static inline int hr_sync_range(int fd, uint8_t *base, uint64_t from, uint64_t to) {
 #ifdef __linux__
-    if (sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0)
+    if (sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0 &&
+        (errno != ENOSYS || msync(base, 4096, MS_SYNC) != 0))
         return -1;
     from &= ~(uint64_t)4095;
     return msync(base + from, to - from, MS_SYNC); /* an fsync of this range: it ends with the device's flush */
@@ -63,7 +118,7 @@ static inline int hr_sync_range(int fd, uint8_t *base, uint64_t from, uint64_t t
 }
 
 static inline int hr_sync_dir(const char *path) {
-    int fd = open(path, O_RDONLY), rc, saved;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc, saved;
     if (fd < 0) return -1;
     rc = fsync(fd);
     saved = errno;
@@ -79,7 +134,10 @@ static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
     char *zeros;
 #ifdef __linux__
     if (size > from) {
-        int rc = posix_fallocate(fd, (off_t)from, (off_t)(size - from));
+        int rc;
+        do {
+            rc = posix_fallocate(fd, (off_t)from, (off_t)(size - from));
+        } while (rc == EINTR);
         if (rc != 0 && rc != EOPNOTSUPP && rc != EINVAL) return rc;
     }
 #endif

@@ -35,15 +35,6 @@ def test_every_metric_that_is_named_is_there(statistics: RealStatistics) -> None
     assert sampled == {metric.name for metric in names.ALL}
 
 
-def test_names_follow_the_conventions_of_prometheus() -> None:
-    assert len({metric.name for metric in names.ALL}) == len(names.ALL)
-    for metric in names.ALL:
-        assert re.fullmatch(r"headrace_[a-z_]+", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert metric.help.endswith(".")
-        assert set(metric.labels) <= {"protocol", "event", "version", "node", "log", "loop"}
-
-
 def test_values_are_those_of_the_moment_of_asking(statistics: RealStatistics) -> None:
     metrics = registry(statistics)
     assert value(metrics, names.BUS["published"], protocol="blipmq") == 0

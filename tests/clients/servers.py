@@ -1,5 +1,6 @@
-"""Servers for clients to meet: real BlipMQ sessions over real sockets that can be cut and restarted, and one whose
-answers a test scripts frame by frame. They are here to misbehave on demand; the gateway's own process is not."""
+"""Servers for clients to meet: real BlipMQ sessions over real sockets that can be cut and restarted, and one
+whose answers a test scripts frame by frame. They are here to misbehave on demand; the gateway's own process
+is not."""
 
 import asyncio
 import ssl

@@ -1,10 +1,13 @@
-"""The BlipMQ client against real sessions over real sockets, and against a server that misbehaves by script."""
+"""The BlipMQ client against real sessions over real sockets, and against a server that misbehaves by
+script."""
 
 import asyncio
 import logging
 import os
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -334,12 +337,13 @@ def test_publish_many_has_one_fence_however_large_it_is(loop: str, tmp_path: Pat
     async def main() -> None:
         async with Broker(tmp_path) as broker, client_of(broker) as client:
             await client.publish_many("t", iter(payloads), qos=1)
+            assert broker.count("pings") == 1
             assert broker.payloads() == payloads
             await client.publish_many("t", payloads)
             await client.flush()
             assert broker.payloads() == payloads * 2
             await client.publish_many("t", [], qos=1)
-            assert broker.count("pings") <= 13  # one behind each write at most
+            assert broker.count("pings") == 2
 
     run(loop, main)
 
@@ -475,10 +479,14 @@ def test_closing_waits_until_everything_was_handled(loop: str, tmp_path: Path) -
 def test_an_exception_in_the_block_is_not_replaced_by_one_of_closing(tmp_path: Path) -> None:
     async def main() -> None:
         async with Broker(tmp_path, keys=[NARROW]) as broker:
-            with pytest.raises(LookupError):
+
+            async def fails() -> None:
                 async with client_of(broker, key="narrow-key") as client:
                     await client.publish("closed", b"")
                     raise LookupError
+
+            with pytest.raises(LookupError):
+                await fails()
             await until(lambda: broker.service.connections == 0)
 
     run("asyncio", main)
@@ -511,7 +519,8 @@ def test_publishers_wait_for_a_server_that_does_not_read(loop: str) -> None:
             reads.set()
             await publishing
             await client.flush()
-            assert [int(frame.message[:8]) for frame in arrived] == list(range(4000))
+            numbers = [int(frame.message[:8]) for frame in arrived if isinstance(frame, wire.Publish)]
+            assert numbers == list(range(4000))
 
     run(loop, main)
 
@@ -523,13 +532,17 @@ def test_a_server_that_does_not_read_in_time_is_a_timeout(loop: str) -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
+        async def fill(client: BlipmqClient) -> None:
+            while True:
+                await client.publish("t", bytes(100_000))
+
         async with Scripted(never_reads) as server:
-            with pytest.raises(
-                OperationTimeout, match=r"cannot publish: .* has not read what was sent for 0\.1 s"
-            ):
-                async with client_of(server, timeout=0.1) as client:
-                    while True:
-                        await client.publish("t", bytes(100_000))
+            client = client_of(server, timeout=0.1)
+            await client.connect()
+            with pytest.raises(OperationTimeout, match=r"cannot publish: .* has not read what was sent"):
+                await fill(client)
+            with pytest.raises(OperationTimeout):
+                await client.close()
 
     run(loop, main)
 
@@ -575,6 +588,46 @@ def test_the_time_to_answer_counts_from_each_request(tmp_path: Path) -> None:
                 await client.publish("t", b"", qos=1)
 
     run("asyncio", main)
+
+
+@on_both_loops
+def test_an_answer_that_waits_behind_a_blocked_loop_is_in_time(loop: str) -> None:
+    async def main() -> None:
+        blocked = threading.Event()
+
+        def serve(listening: socket.socket) -> None:
+            """Needs a thread, for the loop stands still. Its answer takes more than one read."""
+            connected, _ = listening.accept()
+            decoder = wire.Decoder()
+            with connected:
+                while data := connected.recv(65536):
+                    for frame in decoder.feed(data):
+                        if isinstance(frame, wire.Poll):
+                            blocked.wait()
+                            connected.sendall(
+                                wire.encode_publish("t", bytes(12_000_000), 0, frame.correlation)
+                            )
+                        elif isinstance(frame, wire.Ping):
+                            connected.sendall(wire.encode_pong(frame.correlation))
+                        else:
+                            connected.sendall(wire.encode_ack(1, frame.correlation))
+
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = threading.Thread(target=serve, args=[listening])
+            serving.start()
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+            async with (
+                BlipmqClient(address, key=KEY, timeout=0.3, reconnect=False) as client,
+                client.subscribe("t", qos=0) as messages,
+            ):
+                waiting = asyncio.create_task(anext(messages))
+                await asyncio.sleep(0.02)
+                blocked.set()
+                time.sleep(0.6)
+                assert len((await waiting).payload) == 12_000_000
+            serving.join()
+
+    run(loop, main)
 
 
 @on_both_loops
@@ -717,19 +770,22 @@ def test_acknowledging_one_delivery_for_two_subscriptions_in_one_turn_is_kept_ap
 @on_both_loops
 def test_what_is_not_acknowledged_comes_again_with_its_tag(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, redelivery_delay=0.05) as broker, client_of(broker) as client:
-            async with client.subscribe("t") as messages:
-                await client.publish_many("t", [b"kept", b"done"], qos=1)
-                kept, done = await take(messages, 2)
-                await messages.ack(done)
-                again = await anext(messages)
-                assert again == kept
-                await messages.ack(again)
-                with pytest.raises(UnknownDelivery, match="unknown subscription or delivery tag"):
-                    await messages.ack(kept)
-                messages.ack_nowait(kept)
-                await client.flush()
-                assert messages.late_acks == 1
+        async with (
+            Broker(tmp_path, redelivery_delay=0.05) as broker,
+            client_of(broker) as client,
+            client.subscribe("t") as messages,
+        ):
+            await client.publish_many("t", [b"kept", b"done"], qos=1)
+            kept, done = await take(messages, 2)
+            await messages.ack(done)
+            again = await anext(messages)
+            assert again == kept
+            await messages.ack(again)
+            with pytest.raises(UnknownDelivery, match="unknown subscription or delivery tag"):
+                await messages.ack(kept)
+            messages.ack_nowait(kept)
+            await client.flush()
+            assert messages.late_acks == 1
 
     run(loop, main)
 
@@ -760,11 +816,15 @@ def test_auto_ack_acknowledges_what_the_consumer_is_done_with(loop: str, tmp_pat
                 assert broker.count("acks") == 1
             await client.flush()
             assert broker.count("acks") == 2
-            with pytest.raises(LookupError):
+
+            async def fails() -> None:
                 async with client.subscribe("t", auto_ack=True) as messages:
                     await client.publish("t", b"4", qos=1)
                     await anext(messages)
                     raise LookupError
+
+            with pytest.raises(LookupError):
+                await fails()
             await client.flush()
             assert broker.count("acks") == 2
 
@@ -776,7 +836,8 @@ def polls_of(frames: list[wire.Frame]) -> int:
 
 
 async def round_of(peer: Peer, *, deliver: int | None = None) -> int:
-    """Answers the polls up to the next PING with messages, all of them or so many; how many polls there were."""
+    """Answers the polls up to the next PING with messages, all of them or so many; how many polls there
+    were."""
     frames = await peer.until(wire.Ping)
     asked = polls_of(frames)
     count = asked if deliver is None else deliver
@@ -795,13 +856,15 @@ def test_polls_grow_to_the_prefetch_while_rounds_come_back_full() -> None:
             while True:
                 asked.append(await round_of(peer))
 
-        async with Scripted(full) as server, client_of(server) as client:
-            async with client.subscribe("t", qos=0, prefetch=16) as messages:
-                await take(messages, 200)
+        async with (
+            Scripted(full) as server,
+            client_of(server) as client,
+            client.subscribe("t", qos=0, prefetch=16) as messages,
+        ):
+            await take(messages, 200)
         assert asked[0] == 1
-        assert max(asked) <= 16
+        assert 8 <= max(asked) <= 16
         assert len(asked) < 60
-        assert {2, 4, 8} < set(asked)
 
     run("asyncio", main)
 
@@ -818,11 +881,14 @@ def test_a_slow_consumer_is_not_prefetched_for(monkeypatch: pytest.MonkeyPatch) 
             while True:
                 asked.append(await round_of(peer))
 
-        async with Scripted(full) as server, client_of(server) as client:
-            async with client.subscribe("t", qos=0) as messages:
-                await take(messages, 10)
-                await asyncio.sleep(0.02)
-                assert asked == [1] * 10
+        async with (
+            Scripted(full) as server,
+            client_of(server) as client,
+            client.subscribe("t", qos=0) as messages,
+        ):
+            await take(messages, 10)
+            await asyncio.sleep(0.02)
+            assert asked == [1] * 10
 
     run("asyncio", main)
 
@@ -848,14 +914,17 @@ def test_polls_that_find_nothing_are_repeated_with_growing_pauses(monkeypatch: p
                 await round_of(peer, deliver=0)
 
         monkeypatch.setattr(loop, "call_later", noted)
-        async with Scripted(empty) as server, client_of(server) as client:
-            async with client.subscribe("t", qos=0, max_wait=0.005) as messages:
-                await anext(messages)
-                assert pauses == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
-                waiting = asyncio.create_task(anext(messages))
-                await until(lambda: len(pauses) > 8)
-                assert pauses[6:9] == [0.001, 0.002, 0.004]
-                waiting.cancel()
+        async with (
+            Scripted(empty) as server,
+            client_of(server) as client,
+            client.subscribe("t", qos=0, max_wait=0.005) as messages,
+        ):
+            await anext(messages)
+            assert pauses == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
+            waiting = asyncio.create_task(anext(messages))
+            await until(lambda: len(pauses) > 8)
+            assert pauses[6:9] == [0.001, 0.002, 0.004]
+            waiting.cancel()
 
     run("asyncio", main)
 
@@ -863,28 +932,49 @@ def test_polls_that_find_nothing_are_repeated_with_growing_pauses(monkeypatch: p
 @on_both_loops
 def test_a_cancelled_wait_for_a_message_loses_none(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t", qos=0) as messages:
-                for number in range(30):
-                    with pytest.raises(TimeoutError):
-                        await asyncio.wait_for(anext(messages), 0.002)
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t", qos=0, max_wait=0.002) as messages,
+        ):
+
+            async def publish() -> None:
+                for number in range(100):
                     await client.publish("t", b"%d" % number)
-                got = await take(messages, 30)
-                assert [int(message.payload) for message in got] == list(range(30))
+                    await asyncio.sleep(0.001)
+
+            publishing = asyncio.create_task(publish())
+            got: list[int] = []
+            cancelled = 0
+            while len(got) < 100:
+                waiting = asyncio.create_task(anext(messages))
+                await asyncio.sleep(0.0005)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                if waiting.cancelled():
+                    cancelled += 1
+                else:
+                    got.append(int(waiting.result().payload))
+            assert got == list(range(100))
+            assert cancelled > 0
+            await publishing
 
     run(loop, main)
 
 
 def test_one_task_at_a_time_takes_messages(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t") as messages:
-                waiting = asyncio.create_task(anext(messages))
-                await asyncio.sleep(0)
-                with pytest.raises(RuntimeError, match="one task at a time"):
-                    await anext(messages)
-                await client.publish("t", b"m", qos=1)
-                assert (await waiting).payload == b"m"
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t") as messages,
+        ):
+            waiting = asyncio.create_task(anext(messages))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="one task at a time"):
+                await anext(messages)
+            await client.publish("t", b"m", qos=1)
+            assert (await waiting).payload == b"m"
 
     run("asyncio", main)
 
@@ -927,7 +1017,7 @@ def test_a_refused_subscription_says_why(tmp_path: Path) -> None:
                     pass
             async with client.subscribe("open.a") as messages:
                 broker.keys.replace([Key(name="narrow", key="narrow-key", publish=["#"], subscribe=[])])
-                with pytest.raises(NotAllowed, match="may not subscribe to 'open.a'"):
+                with pytest.raises(NotAllowed, match=r"may not subscribe to 'open\.a'"):
                     await anext(messages)
 
     run("asyncio", main)
@@ -983,23 +1073,26 @@ def test_a_durable_subscription_goes_on_after_a_lost_connection(loop: str, tmp_p
 @on_both_loops
 def test_what_is_still_here_is_not_taken_twice_after_a_lost_connection(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t") as messages:
-                await client.publish_many("t", [b"%d" % n for n in range(40)], qos=1)
-                got: list[bytes] = []
-                for number in range(40):
-                    message = await anext(messages)
-                    got.append(message.payload)
-                    if number == 20:
-                        await client.flush()
-                        assert len(messages._buffer) > 1
-                        await broker.cut()
-                        await until(lambda: client.reconnects == 1 and client.connected)
-                    messages.ack_nowait(message)
-                assert got == [b"%d" % n for n in range(40)]
-                await client.flush()
-                assert broker.bus.subscriptions[messages.id].inflight == 0
-                assert messages.late_acks == 0
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t") as messages,
+        ):
+            await client.publish_many("t", [b"%d" % n for n in range(40)], qos=1)
+            got: list[bytes] = []
+            for number in range(40):
+                message = await anext(messages)
+                got.append(message.payload)
+                if number == 20:
+                    await client.flush()
+                    assert len(messages._buffer) > 1
+                    await broker.cut()
+                    await until(lambda: client.reconnects == 1 and client.connected)
+                messages.ack_nowait(message)
+            assert got == [b"%d" % n for n in range(40)]
+            await client.flush()
+            assert broker.bus.subscriptions[messages.id].inflight == 0
+            assert messages.late_acks == 0
 
     run(loop, main)
 
@@ -1007,18 +1100,21 @@ def test_what_is_still_here_is_not_taken_twice_after_a_lost_connection(loop: str
 @on_both_loops
 def test_acknowledgements_made_without_a_connection_are_sent_by_the_next(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t") as messages:
-                await client.publish_many("t", [b"1", b"2"], qos=1)
-                first, second = await take(messages, 2)
-                await broker.hide()
-                await until(lambda: not client.connected)
-                messages.ack_nowait(first)
-                acknowledging = asyncio.create_task(messages.ack(second))
-                await asyncio.sleep(0.01)
-                await broker.listen()
-                await acknowledging
-                assert broker.bus.subscriptions[messages.id].inflight == 0
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t") as messages,
+        ):
+            await client.publish_many("t", [b"1", b"2"], qos=1)
+            first, second = await take(messages, 2)
+            await broker.hide()
+            await until(lambda: not client.connected)
+            messages.ack_nowait(first)
+            acknowledging = asyncio.create_task(messages.ack(second))
+            await asyncio.sleep(0.01)
+            await broker.listen()
+            await acknowledging
+            assert broker.bus.subscriptions[messages.id].inflight == 0
 
     run(loop, main)
 
@@ -1037,10 +1133,13 @@ def test_an_acknowledgement_that_got_through_before_the_loss_is_good() -> None:
             assert isinstance(ack, wire.Ack)
             peer.send(wire.encode_nack(404, "unknown", ack.correlation), wire.encode_pong(ping.correlation))
 
-        async with Scripted(loses_the_answer, knows_it_already) as server, client_of(server) as client:
-            async with client.subscribe("t") as messages:
-                await messages.ack(Message("t", b"", 1, 3))
-                assert messages.late_acks == 0
+        async with (
+            Scripted(loses_the_answer, knows_it_already) as server,
+            client_of(server) as client,
+            client.subscribe("t") as messages,
+        ):
+            await messages.ack(Message("t", b"", 1, 3))
+            assert messages.late_acks == 0
 
     run("asyncio", main)
 
@@ -1069,22 +1168,25 @@ def test_an_acknowledgement_without_an_answer_is_a_timeout(loop: str) -> None:
 def test_an_unconfirmed_subscription_is_made_anew_and_tells_of_the_gap(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         told: list[Subscription] = []
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t", qos=0, on_gap=told.append) as messages:
-                before = messages.id
-                await client.publish("t", b"before")
-                assert (await anext(messages)).payload == b"before"
-                waiting = asyncio.create_task(anext(messages))
-                await broker.hide()
-                await until(lambda: not client.connected)
-                broker.bus.publish("t", b"missed")
-                await broker.listen()
-                await until(lambda: told)
-                assert told == [messages]
-                assert messages.gaps == 1
-                assert messages.id > before
-                await client.publish("t", b"after")
-                assert (await waiting).payload == b"after"
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t", qos=0, on_gap=told.append) as messages,
+        ):
+            before = messages.id
+            await client.publish("t", b"before")
+            assert (await anext(messages)).payload == b"before"
+            waiting = asyncio.create_task(anext(messages))
+            await broker.hide()
+            await until(lambda: not client.connected)
+            broker.bus.publish("t", b"missed")
+            await broker.listen()
+            await until(lambda: told)
+            assert told == [messages]
+            assert messages.gaps == 1
+            assert messages.id > before
+            await client.publish("t", b"after")
+            assert (await waiting).payload == b"after"
 
     run(loop, main)
 
@@ -1147,7 +1249,7 @@ def test_a_second_loss_raises(loop: str) -> None:
         async with Scripted(hangs_up, hangs_up) as server:
             client = client_of(server)
             await client.connect()
-            with pytest.raises(ConnectionLost, match="the connection to .* was closed"):
+            with pytest.raises(ConnectionLost, match=r"the connection to .* was closed"):
                 await client.publish("t", b"m", qos=1)
             assert server.connections == 2
             await client.close()
@@ -1342,26 +1444,32 @@ def test_a_durable_subscription_is_resumed_after_a_restart_of_both_sides(loop: s
 @on_both_loops
 def test_the_client_goes_on_through_a_restart_of_the_server(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, redelivery_delay=0.1) as broker, client_of(broker) as client:
-            async with client.subscribe("t", auto_ack=True) as messages:
-                await client.publish("t", b"1", qos=1)
-                assert (await anext(messages)).payload == b"1"
-                await broker.stop()
-                await broker.start()
-                await client.publish("t", b"2", qos=1)
-                assert (await anext(messages)).payload == b"2"
+        async with (
+            Broker(tmp_path, redelivery_delay=0.1) as broker,
+            client_of(broker) as client,
+            client.subscribe("t", auto_ack=True) as messages,
+        ):
+            await client.publish("t", b"1", qos=1)
+            assert (await anext(messages)).payload == b"1"
+            await broker.stop()
+            await broker.start()
+            await client.publish("t", b"2", qos=1)
+            assert (await anext(messages)).payload == b"2"
 
     run(loop, main)
 
 
 def test_resuming_with_another_topic_is_noticed_at_the_first_message(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
-            async with client.subscribe("t") as messages:
-                await client.publish("t", b"m", qos=1)
-                async with client.resume(messages.id, "u") as wrong:
-                    with pytest.raises(ProtocolError, match=r"subscription \d+ is of topic 't', not 'u'"):
-                        await anext(wrong)
+        async with (
+            Broker(tmp_path) as broker,
+            client_of(broker) as client,
+            client.subscribe("t") as messages,
+        ):
+            await client.publish("t", b"m", qos=1)
+            async with client.resume(messages.id, "u") as wrong:
+                with pytest.raises(ProtocolError, match=r"subscription \d+ is of topic 't', not 'u'"):
+                    await anext(wrong)
 
     run("asyncio", main)
 
@@ -1395,8 +1503,8 @@ def test_pauses_between_attempts_grow_to_their_limit(monkeypatch: pytest.MonkeyP
             peer.hang_up()
 
         async with Scripted(hangs_up) as server:
-            monkeypatch.setattr(blipmq.asyncio, "sleep", noted)
-            monkeypatch.setattr(blipmq.random, "uniform", lambda low, high: high)
+            monkeypatch.setattr("headrace.clients.blipmq.asyncio.sleep", noted)
+            monkeypatch.setattr("headrace.clients.blipmq.random.uniform", lambda low, high: high)
             client = client_of(server, reconnect_delay=0.01, max_reconnect_delay=0.1)
             await client.connect()
             while len(pauses) < 6:

@@ -80,7 +80,7 @@ def test_a_protocol_that_is_not_spoken_yet_is_told_once_and_not_opened(tmp_path:
 
 def test_it_runs_without_the_web_side_and_without_listeners(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path, "admin.bind=", "listen.blipmq.bind=") as gateway:
-        assert gateway.out == ["headrace ready \n"]
+        assert gateway.out == ["headrace ready\n"]
         assert gateway.stop() == 0
 
 
@@ -183,7 +183,7 @@ def test_a_drain_takes_no_longer_than_it_may(loop: str, tmp_path: Path) -> None:
 
 
 def test_while_it_drains_it_is_not_ready(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, main=speakers.MAIN) as gateway:
+    with GatewayProcess(tmp_path, "gateway.drain_timeout=3s", main=speakers.MAIN) as gateway:
         peer = gateway.connect()
         peer.sendall(frame(b"now") + frame(b"never"))
         assert peer.recv(7) == frame(b"now")
@@ -442,10 +442,14 @@ class FailingLog(Log):
     """A log whose sync fails when a test says so; nothing else about it is different."""
 
     trouble = ""
+    told = False  # as a real one tells it once
 
     def on_event(self, now: int | None = None) -> int:
-        happened = super().on_event(now)
-        return int(process.Happened.FAILED) if self.trouble else happened
+        happened: int = super().on_event(now)
+        if self.trouble and not self.told:
+            self.told = True
+            happened |= process.Happened.FAILED
+        return happened
 
     @property
     def failed(self) -> str | None:

@@ -1,6 +1,9 @@
 """Logs in temporary directories, small enough that a test sees them roll and recycle."""
 
 import os
+import shlex
+import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,3 +43,16 @@ def open_log(directory: Path) -> Iterator[Callable[..., Log]]:
     yield open_it
     for log in opened:
         log.close()
+
+
+@pytest.fixture(scope="session")
+def disk_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """disk.c, compiled."""
+    library = tmp_path_factory.mktemp("disk") / "disk.so"
+    source = Path(__file__).with_name("disk.c")
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+    subprocess.run(
+        [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", library, source, "-ldl"],
+        check=True,
+    )
+    return library

@@ -1,8 +1,8 @@
 /* A disk for tests, to be preloaded: it can be told to wait or to fail when it is synced, and it remembers what would be
    left of a directory if the power were cut. It knows nothing of logs; what it writes down, power_cut.py reads.
 
-   DISK_HOLD=FILE    while FILE exists, fdatasync waits
-   DISK_FAIL=FILE    while FILE exists, fdatasync fails with EIO
+   DISK_HOLD=FILE    while FILE exists, syncs of data wait
+   DISK_FAIL=FILE    while FILE exists, syncs of data fail with EIO
    DISK_WATCH=DIR    what happens to files in DIR is remembered in
    DISK_SHADOW=DIR   n           the bytes of file n as they are on the disk: those of its last sync, and pages that were
                                  written back since at any time
@@ -19,18 +19,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096
 #define MOST 65536
+#define MAPPINGS 1024
 
 static const char *hold, *fail, *watch, *shadow;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int journal = -1;
 static struct { ino_t inode; int file; } known[MOST];
 static int known_count, files;
+static struct { char *base; size_t size; int file; } mappings[MAPPINGS];
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 
@@ -170,15 +173,18 @@ __attribute__((constructor)) static void start(void) {
     if (pthread_create(&thread, NULL, write_back, NULL) != 0) abort();
 }
 
+/* 0, or -1 where the disk was told to fail. */
+static int may_sync(void) {
+    while (hold != NULL && access(hold, F_OK) == 0) usleep(1000);
+    if (fail == NULL || access(fail, F_OK) != 0) return 0;
+    errno = EIO;
+    return -1;
+}
+
 static int synced(int fd, int (*sync)(int)) {
     char room[PATH_MAX];
     const char *name;
     struct stat info;
-    while (hold != NULL && access(hold, F_OK) == 0) usleep(1000);
-    if (fail != NULL && access(fail, F_OK) == 0) {
-        errno = EIO;
-        return -1;
-    }
     if (watch == NULL || (name = path_of(fd, room)) == NULL || fstat(fd, &info) != 0) return sync(fd);
     pthread_mutex_lock(&lock);
     if (S_ISDIR(info.st_mode)) note("= %s\n", name);
@@ -193,9 +199,86 @@ static int synced(int fd, int (*sync)(int)) {
     return 0;
 }
 
-int fdatasync(int fd) { return synced(fd, REAL(fdatasync)); }
+int fdatasync(int fd) { return may_sync() != 0 ? -1 : synced(fd, REAL(fdatasync)); }
 
-int fsync(int fd) { return watch == NULL ? REAL(fsync)(fd) : synced(fd, REAL(fsync)); }
+int fsync(int fd) { return synced(fd, REAL(fsync)); }
+
+/* These pages of a file, as they are now, are what the disk has. */
+static void remember_pages(int file, const char *from, size_t size, off_t at) {
+    char path[PATH_MAX];
+    int out;
+    snprintf(path, sizeof path, "%s/%d", shadow, file);
+    out = REAL(open)(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    if (out < 0 || pwrite(out, from, size, at) != (ssize_t)size) abort();
+    close(out);
+}
+
+int msync(void *start, size_t size, int flags) {
+    char *from = start;
+    int found = 0;
+    if (may_sync() != 0) return -1;
+    if (watch == NULL) return REAL(msync)(start, size, flags);
+    size = (size + PAGE - 1) & ~(size_t)(PAGE - 1);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAPPINGS; i++)
+        if (mappings[i].base != NULL && from >= mappings[i].base && from + size <= mappings[i].base + mappings[i].size) {
+            remember_pages(mappings[i].file, from, size, from - mappings[i].base);
+            found = 1;
+        }
+    pthread_mutex_unlock(&lock);
+    return found ? 0 : REAL(msync)(start, size, flags);
+}
+
+int sync_file_range(int fd, off64_t at, off64_t size, unsigned flags) {
+    char room[PATH_MAX], page[PAGE];
+    struct stat info;
+    int *file;
+    if (watch == NULL || path_of(fd, room) == NULL || fstat(fd, &info) != 0)
+        return REAL(sync_file_range)(fd, at, size, flags);
+    pthread_mutex_lock(&lock);
+    file = file_of(info.st_ino);
+    for (off64_t end = at + size; file != NULL && at < end; at += PAGE)
+        if (pread(fd, page, PAGE, at) == PAGE) remember_pages(*file, page, PAGE, at);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+static void *mapped(void *base, size_t size, int fd) {
+    char room[PATH_MAX];
+    struct stat info;
+    int *file;
+    if (base == MAP_FAILED || fd < 0 || watch == NULL || path_of(fd, room) == NULL || fstat(fd, &info) != 0) return base;
+    pthread_mutex_lock(&lock);
+    file = file_of(info.st_ino);
+    for (int i = 0; file != NULL; i++) {
+        if (i == MAPPINGS) abort();
+        if (mappings[i].base != NULL) continue;
+        mappings[i].base = base;
+        mappings[i].size = size;
+        mappings[i].file = *file;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return base;
+}
+
+void *mmap(void *where, size_t size, int protection, int flags, int fd, off_t at) {
+    return mapped(REAL(mmap)(where, size, protection, flags, fd, at), size, fd);
+}
+
+void *mmap64(void *where, size_t size, int protection, int flags, int fd, off64_t at) {
+    return mapped(REAL(mmap64)(where, size, protection, flags, fd, at), size, fd);
+}
+
+int munmap(void *base, size_t size) {
+    if (watch != NULL) {
+        pthread_mutex_lock(&lock);
+        for (int i = 0; i < MAPPINGS; i++)
+            if (mappings[i].base == base) mappings[i].base = NULL;
+        pthread_mutex_unlock(&lock);
+    }
+    return REAL(munmap)(base, size);
+}
 
 static int opened(const char *path, int flags, int fd) {
     struct stat info;

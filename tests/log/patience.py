@@ -47,11 +47,11 @@ def append_many(log: Log, topic: int, payloads: bytes, size: int) -> None:
             time.sleep(0.001)
 
 
-def fill_pool(log: Log) -> None:
-    """Until as many segments are prepared as the log wants."""
+def fill_pool(log: Log, segments: int = 1) -> None:
+    """Until so many segments are prepared."""
 
     def full() -> bool:
         log.on_event()
-        return log.stats()["pool_segments"] >= log.stats()["pool_target"]
+        return log.stats()["pool_segments"] >= segments
 
     eventually(full, "the pool is full")

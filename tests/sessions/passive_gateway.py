@@ -49,9 +49,11 @@ class PassiveGateway:
         self.log.close()
 
     def restart(self) -> None:
-        """Ends the process, as it were, and starts it again; nobody says goodbye."""
+        """Ends the process, as it were, and starts it again; nobody says goodbye. It is told the time by the system's
+        clock then, so that is what time it is."""
         self.close()
         self.open()
+        self.now = time.time_ns() // 1000
 
     def elapse(self, seconds: float) -> None:
         """Time passes, the bus sees to what is due, and all of it is safe."""
@@ -103,6 +105,9 @@ class Client:
     def publish(self, topic: str, *messages: bytes, qos: int = 1) -> None:
         """Publishes, which is not answered, and has it safe."""
         assert self.send(*(wire.encode_publish(topic, message, qos, 4) for message in messages)) == []
+        while self.session.waits_space:  # until the next segment is prepared
+            self.gateway.wait_for_log(lambda: self.gateway.log.stats()["pool_segments"] > 0)
+            assert self.send() == []
         self.gateway.log.sync_now()
 
     def poll(self, id: int) -> wire.Publish | None:

@@ -77,6 +77,8 @@ log = logging.getLogger(__name__)
 # Until a connection has lived this long, the next loss goes on with the back-off instead of starting it anew:
 # a server that accepts and then hangs up is as good as one that is away.
 SETTLED_SECONDS: Final = 5.0
+# A timer that is this late says that the loop, not the server, was busy.
+STANDSTILL_SECONDS: Final = 0.1
 # A poll that found nothing is repeated after this, then after twice as long, and so on up to max_wait.
 LEAST_POLL_WAIT: Final = 0.001
 # How long a message may wait in a subscription's buffer. The gateway delivers again after 2 s by default, and
@@ -146,6 +148,7 @@ class BlipmqClient:
         self._max_reconnect_delay = max_reconnect_delay
         self._on_refusal = on_refusal
         self._link: Link | None = None
+        self._begun = False  # there was a link
         self._end: ClientError | None = ClientClosed(f"the client of {place} is not connected yet")
         self._trouble: ClientError | None = None  # why there is no link now
         self._refusal: BlipmqNack | None = None  # the first that flush() has not raised
@@ -186,12 +189,13 @@ class BlipmqClient:
     async def connect(self) -> None:
         """Connects and authenticates. A first connection is tried once: ConnectionFailed,
         AuthenticationError, VersionError, ProtocolError or OperationTimeout say what was wrong."""
-        if not isinstance(self._end, ClientClosed) or self._link is not None:
+        if self._begun:
             raise RuntimeError(f"the client of {self.address} was connected before")
         self._loop = asyncio.get_running_loop()
         link = await self._open_link()
         if link.down:
             raise ConnectionLost(f"{self.address} closed the connection")
+        self._begun = True
         self._end = None
         self._adopt(link)
 
@@ -504,11 +508,16 @@ class BlipmqClient:
     def _overdue(self, publication: Publication) -> bool:
         return publication.since + self._timeout <= self._loop.time()
 
-    def _check_time(self) -> None:
+    def _check_time(self, planned: float) -> None:
         """One timer for everything that waits. A link that does not answer in time is given up: answers come
         in order, so none will come before that one."""
         self._watch = None
         now = self._loop.time()
+        if now - planned > STANDSTILL_SECONDS:
+            # The loop stood still, so the answer may be here and nobody has read it yet.
+            again_at = now + STANDSTILL_SECONDS
+            self._watch = self._loop.call_at(again_at, self._check_time, again_at)
+            return
         no_answer = OperationTimeout(f"{self.address} did not answer within {self._timeout:g} s")
         if self._link is not None:
             oldest = self._link.oldest()
@@ -525,7 +534,8 @@ class BlipmqClient:
         if self._link is not None and (oldest := self._link.oldest()) is not None:
             since.append(oldest)
         if since and self._watch is None:
-            self._watch = self._loop.call_at(min(since) + self._timeout, self._check_time)
+            planned = min(since) + self._timeout
+            self._watch = self._loop.call_at(planned, self._check_time, planned)
 
     # --- what a link tells its owner ------------------------------------------------------------------------
 
@@ -610,16 +620,18 @@ class Subscription:
         self._pace: float | None = None  # seconds that the consumer takes for a message; None: not known yet
         self._handed: Message | None = None  # what the consumer has
         self._handed_at = 0.0
-        self._wait = 0.0  # before the next poll, if this one finds nothing
+        self._wait = min(LEAST_POLL_WAIT, max_wait)  # before the next poll, if this one finds nothing
         self._round = False  # one is under way
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None  # the consumer's
+        self._entered = False
         self._iterated = False
         self._error: ClientError | None = ClientClosed("the subscription's block was not entered yet")
 
     async def __aenter__(self) -> Self:
-        if self._iterated or self._poll_frame:
+        if self._entered:
             raise RuntimeError("a subscription is entered once; make another one")
+        self._entered = True
         client = self._client
         subscription = self.id
         while not subscription:

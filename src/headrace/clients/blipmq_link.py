@@ -234,7 +234,7 @@ class Link(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: LinkOwner, where: str) -> None:
         self.where = where  # the server, for texts
         self.paused = False  # the transport holds enough
-        self.unfenced = False  # frames were put behind the last PING
+        self.unfenced = False  # frames that nobody waits for were put behind the last PING
         self.calls: dict[
             int, tuple[asyncio.Future[int], float]
         ] = {}  # HELLO, AUTH, SUBSCRIBE: answered by id
@@ -253,11 +253,14 @@ class Link(asyncio.Protocol):
     # --- sending --------------------------------------------------------------------------------------------
 
     def put(self, frames: bytes) -> bool:
-        """Takes whole frames, to be written at the end of this turn. True where so much came together that it
-        was written at once: then it is time to let the loop run."""
+        """Takes whole frames that nobody waits for, to be written at the end of this turn. True where so much
+        came together that it was written at once: then it is time to let the loop run."""
+        self.unfenced = True
+        return self._put(frames)
+
+    def _put(self, frames: bytes) -> bool:
         self._outbox.append(frames)
         self._held += len(frames)
-        self.unfenced = True
         self._end_turn_later()  # also if this is written at once: a fence may have to follow
         if self._held >= WRITE_BYTES:
             self._write()
@@ -268,19 +271,20 @@ class Link(asyncio.Protocol):
         """Puts a frame that is answered by its id: with an ACK, whose subscription id is the result."""
         answer: asyncio.Future[int] = self._loop.create_future()
         self.calls[correlation] = (answer, self._loop.time())
-        self.put(frame)
+        self._put(frame)
         self._owner.on_fence_sent()
         return answer
 
     def publish(self, publication: Publication) -> bool:
-        """Puts the next chunk of a publication; its fence follows at the end of the turn."""
+        """Puts the next chunk of a publication; behind the last one a fence follows at the turn's end."""
         fence = self._filling()
         if not fence.publications or fence.publications[-1] is not publication:
             fence.publications.append(publication)
             publication.fences += 1
-        fence.wanted = True
         publication.put += 1
-        return self.put(publication.chunks[publication.put - 1])
+        if publication.put == len(publication.chunks):
+            fence.wanted = True
+        return self._put(publication.chunks[publication.put - 1])
 
     def acknowledge(self, subscription: int, ack: Acknowledgement) -> None:
         """Puts an ACK. If somebody waits for it, its fence follows at the end of the turn."""
@@ -301,7 +305,7 @@ class Link(asyncio.Protocol):
         fence.poll_correlation = correlation
         fence.asked = count
         fence.wanted = True
-        self.put(frame * count)
+        self._put(frame * count)
 
     def pass_fence(self) -> asyncio.Future[None]:
         """Done when everything that was put until now has been handled."""
@@ -315,7 +319,7 @@ class Link(asyncio.Protocol):
     def fence_now(self) -> None:
         fence = self._filling()
         fence.correlation = self._owner.take_correlations(1)
-        self.put(encode_ping(fence.correlation))
+        self._put(encode_ping(fence.correlation))
         self.unfenced = False
         self.fences.append(fence)
         self.open = Fence()

@@ -2,6 +2,7 @@
 ends with an exit code. Signals, reloading and readiness are here; what the parts do is theirs."""
 
 import asyncio
+import contextlib
 import enum
 import os
 import resource
@@ -274,11 +275,10 @@ class Gateway:
 
     def _announce(self) -> None:
         self._ready = True
-        places: dict[str, Listener] = {**self._listeners, "admin": self._admin_listener}
-        addresses = " ".join(
-            f"{name}={','.join(one.addresses)}" for name, one in places.items() if one.addresses
-        )
-        print(f"headrace ready {addresses}", flush=True)
+        listeners = [*self._listeners.values(), self._admin_listener]
+        places = [f"{one.name}={','.join(one.addresses)}" for one in listeners if one.addresses]
+        with contextlib.suppress(OSError):  # nobody may be reading it
+            print("headrace ready", *places, flush=True)
         log.info("gateway.ready", version=__version__, node=self.config.node.name, loop=self._loop_name)
         self._notifier.ready("serving")
 

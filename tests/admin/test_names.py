@@ -1,0 +1,39 @@
+"""Metric names keep to the conventions, and the manual lists all of them."""
+
+import re
+from pathlib import Path
+
+from headrace.bus import Bus
+from headrace.log import Log
+
+from headrace.admin import names
+from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.rights import Keyring
+
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    assert len({metric.name for metric in names.ALL}) == len(names.ALL)
+    for metric in names.ALL:
+        assert re.fullmatch(r"headrace_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+        assert set(metric.labels) <= {"protocol", "event", "version", "node", "log", "loop"}
+
+
+def test_the_manual_lists_every_metric_with_its_meaning() -> None:
+    listed = re.findall(r"^\| `(headrace_\w+)` \| (.*?) \| (.*?) \|$", MANUAL.read_text(), re.MULTILINE)
+    expected = [
+        (metric.name, ", ".join(f"`{label}`" for label in metric.labels), metric.help) for metric in names.ALL
+    ]
+    assert listed == expected
+
+
+def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=256 * 1024, pool_segments=1) as log:
+        bus = Bus(log)
+        counted = list(Blipmq(bus, Keyring()).counters())
+        bus.close()
+    rows = re.findall(r"^\| blipmq \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == counted
