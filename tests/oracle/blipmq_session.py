@@ -281,9 +281,7 @@ class Peer:
             return b""
         limit = self.broker.max_subscriptions
         if sum(self in subscription.peers for subscription in self.broker.subscriptions.values()) >= limit:
-            return codec.encode_nack(
-                400, f"too many subscriptions: a connection has {limit} at most", cid
-            )
+            return codec.encode_nack(400, f"too many subscriptions: a connection has {limit} at most", cid)
         if wrong := self.broker.make_topic(topic):
             return codec.encode_nack(400, wrong, cid)
         id, end = self.broker.next_id, len(self.broker.messages)

@@ -171,13 +171,25 @@ REFUSALS: list[tuple[str, int, bytes, int, str]] = [
     ("authenticated", NACK, b"\x01\x90" + text(b"no"), 0, ""),
     ("authenticated", NACK, b"junk", 0, ""),
 ]
-NAMES = {1: "HELLO", 2: "AUTH", 3: "PUBLISH", 4: "SUBSCRIBE", 5: "ACK", 6: "NACK", 7: "PING", 8: "PONG", 9: "POLL"}
+NAMES = {
+    1: "HELLO",
+    2: "AUTH",
+    3: "PUBLISH",
+    4: "SUBSCRIBE",
+    5: "ACK",
+    6: "NACK",
+    7: "PING",
+    8: "PONG",
+    9: "POLL",
+}
 
 
 @pytest.mark.parametrize(
     ("state", "kind", "payload", "code", "said"),
     REFUSALS,
-    ids=[f"{state}-{NAMES[kind]}-{payload[:12].hex()}-{len(payload)}" for state, kind, payload, *_ in REFUSALS],
+    ids=[
+        f"{state}-{NAMES[kind]}-{payload[:12].hex()}-{len(payload)}" for state, kind, payload, *_ in REFUSALS
+    ],
 )
 def test_refused_frame_is_answered_with_its_code_text_and_correlation_and_leaves_the_connection_open(
     gateway: PassiveGateway, state: str, kind: int, payload: bytes, code: int, said: str
@@ -429,7 +441,9 @@ def test_wanted_is_the_whole_size_of_the_unfinished_frame(gateway: PassiveGatewa
 # --- topics --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topic", ["*", "#", "a.*", "a.#", "*.b", "#.#", ".", "..", "a..b", " ", "a\0b", "ü.鍵.🔑"])
+@pytest.mark.parametrize(
+    "topic", ["*", "#", "a.*", "a.#", "*.b", "#.#", ".", "..", "a..b", " ", "a\0b", "ü.鍵.🔑"]
+)
 @pytest.mark.parametrize("qos", [0, 1])
 def test_topics_match_exactly_and_no_character_is_special(
     gateway: PassiveGateway, topic: str, qos: int
@@ -459,14 +473,14 @@ def test_topic_may_be_as_long_as_its_length_field_can_say(tmp_path: Path) -> Non
     gateway.close()
 
 
-def test_topics_are_told_apart_by_length_and_content_also_right_after_each_other(gateway: PassiveGateway) -> None:
+def test_topics_are_told_apart_by_length_and_content_also_right_after_each_other(
+    gateway: PassiveGateway,
+) -> None:
     client = gateway.connect()
     topics = ["a" * 255, "a" * 256, "a" * 257, "a" * 255 + "b", "a", "b", "ab", "a" * 256 + "b"]
     ids = {topic: client.subscribe(topic, 0) for topic in topics}
     sequence = topics + topics[::-1] + topics
-    client.send(
-        *(wire.encode_publish(topic, str(n).encode(), 0, n) for n, topic in enumerate(sequence))
-    )
+    client.send(*(wire.encode_publish(topic, str(n).encode(), 0, n) for n, topic in enumerate(sequence)))
     for topic, id in ids.items():
         assert client.poll_all(id) == [str(n).encode() for n, other in enumerate(sequence) if other == topic]
 
@@ -604,7 +618,12 @@ def test_message_that_the_log_cannot_take_is_refused(gateway: PassiveGateway) ->
 
 def test_first_subscription_id_is_1_and_they_count_up_over_all_peers(gateway: PassiveGateway) -> None:
     first, second = gateway.connect(), gateway.connect("other-key")
-    assert [peer.subscribe("t", n % 2) for n, peer in enumerate([first, second, first, second])] == [1, 2, 3, 4]
+    assert [peer.subscribe("t", n % 2) for n, peer in enumerate([first, second, first, second])] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -622,7 +641,9 @@ def test_ids_are_never_given_out_again(gateway: PassiveGateway, qos: int) -> Non
         gateway.restart()
 
 
-def test_id_of_an_expired_subscription_is_not_given_out_again_after_a_restart(gateway: PassiveGateway) -> None:
+def test_id_of_an_expired_subscription_is_not_given_out_again_after_a_restart(
+    gateway: PassiveGateway,
+) -> None:
     client = gateway.connect()
     id = client.subscribe("t", 1)
     client.leave()
@@ -686,7 +707,9 @@ def test_two_connections_of_a_key_share_a_subscription_without_taking_from_each_
     assert gateway.bus.stats()["redelivered"] == gateway.bus.stats()["dead"] == 0
 
 
-def test_durable_subscription_without_a_connection_is_kept_for_the_grace_and_then_gone(tmp_path: Path) -> None:
+def test_durable_subscription_without_a_connection_is_kept_for_the_grace_and_then_gone(
+    tmp_path: Path,
+) -> None:
     gateway = PassiveGateway(tmp_path, bus={"durable_grace": 100.0})
     client = gateway.connect()
     id = client.subscribe("t", 1)
@@ -981,9 +1004,7 @@ def test_pong_behind_qos_1_publishes_leaves_only_when_they_are_safe(gateway: Pas
     client = gateway.connect()
     waited = 0
     for n in range(50):
-        said = client.session.feed(
-            wire.encode_publish("t", b"m", 1, n) + wire.encode_ping(n), gateway.now
-        )
+        said = client.session.feed(wire.encode_publish("t", b"m", 1, n) + wire.encode_ping(n), gateway.now)
         if said == b"":
             waited += 1
             assert not client.session.blocked  # parsing goes on
@@ -1019,16 +1040,13 @@ def test_other_policies_wait_for_nothing(tmp_path: Path) -> None:
     for n, policy in enumerate(["none", "every:1000", "interval:60000"]):
         gateway = PassiveGateway(tmp_path / str(n), log={"sync": policy})
         session = gateway.connect().session
-        assert (
-            session.feed(
-                wire.encode_subscribe("t", 1, 1)
-                + wire.encode_publish("t", b"m", 1, 2)
-                + wire.encode_poll(1, 3)
-                + wire.encode_ping(4),
-                gateway.now,
-            )
-            == wire.encode_ack(1, 1) + wire.encode_publish("t", b"m", 1, 1) + wire.encode_pong(4)
-        )
+        assert session.feed(
+            wire.encode_subscribe("t", 1, 1)
+            + wire.encode_publish("t", b"m", 1, 2)
+            + wire.encode_poll(1, 3)
+            + wire.encode_ping(4),
+            gateway.now,
+        ) == wire.encode_ack(1, 1) + wire.encode_publish("t", b"m", 1, 1) + wire.encode_pong(4)
         assert gateway.log.synced == 0
         gateway.close()
 

@@ -26,7 +26,9 @@ def refusal(client: Client, frame: bytes) -> tuple[int, str, int]:
     return answer.code, answer.text, answer.correlation
 
 
-def changed(publish: list[str] | None = None, subscribe: list[str] | None = None, key: str = "s3cret") -> list[Key]:
+def changed(
+    publish: list[str] | None = None, subscribe: list[str] | None = None, key: str = "s3cret"
+) -> list[Key]:
     return [
         Key(
             name="sensor-7",
@@ -95,7 +97,9 @@ def test_checks_of_the_payload_come_before_the_right(gateway: PassiveGateway) ->
     assert refusal(client, wire.encode_subscribe("private", 7, 1))[1] == "invalid QoS value"
 
 
-def test_right_is_asked_for_every_topic_also_of_the_same_connection_and_batch(gateway: PassiveGateway) -> None:
+def test_right_is_asked_for_every_topic_also_of_the_same_connection_and_batch(
+    gateway: PassiveGateway,
+) -> None:
     client = gateway.connect("s3cret")
     said = client.send(
         *(
@@ -285,7 +289,9 @@ def test_revoked_peer_has_the_whole_handshake_time_again(tmp_path: Path) -> None
     gateway.close()
 
 
-def test_publish_that_waits_for_room_is_not_taken_from_a_key_that_was_revoked_meanwhile(tmp_path: Path) -> None:
+def test_publish_that_waits_for_room_is_not_taken_from_a_key_that_was_revoked_meanwhile(
+    tmp_path: Path,
+) -> None:
     gateway = PassiveGateway(
         tmp_path,
         keys=[LIMITED, MASTER],

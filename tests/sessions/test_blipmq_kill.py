@@ -29,7 +29,9 @@ class Ledger:
         self.acknowledging: set[bytes] = set()  # an ACK was sent
         self.acknowledged: set[bytes] = set()  # and a PONG came behind it
         self.fenced: tuple[set[bytes], set[bytes]]  # published and acknowledged in this life of the gateway
-        self.fences: dict[int, tuple[set[bytes], set[bytes]]] = {}  # by a PING's correlation: what it confirms
+        self.fences: dict[
+            int, tuple[set[bytes], set[bytes]]
+        ] = {}  # by a PING's correlation: what it confirms
         self.next_cid = 100
 
     def connect(self, gateway: KillableGateway) -> None:

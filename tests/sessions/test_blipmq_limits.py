@@ -256,7 +256,9 @@ def test_publishes_after_a_failed_sync_are_refused_or_dropped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("told_by", ["elapse", "stop"])
-@pytest.mark.parametrize("behind", [b"", wire.encode_ping(3), wire.encode_poll(1, 3)], ids=["", "ping", "poll"])
+@pytest.mark.parametrize(
+    "behind", [b"", wire.encode_ping(3), wire.encode_poll(1, 3)], ids=["", "ping", "poll"]
+)
 def test_peer_whose_publish_was_never_synced_is_not_told_so_and_its_connection_ends(
     tmp_path: Path, behind: bytes, told_by: str
 ) -> None:
@@ -314,7 +316,9 @@ LARGEST_SMALL_ANSWER = 1000
 @pytest.mark.parametrize("flood", FLOODS)
 def test_no_kind_of_request_makes_the_output_grow_beyond_high_water(tmp_path: Path, flood: str) -> None:
     gateway = PassiveGateway(
-        tmp_path, keys=[Key(name="dev", key="dev-key", publish=["t", "big"], subscribe=["#"])], log={"sync": "none"}
+        tmp_path,
+        keys=[Key(name="dev", key="dev-key", publish=["t", "big"], subscribe=["#"])],
+        log={"sync": "none"},
     )
     client = gateway.connect()
     session = client.session

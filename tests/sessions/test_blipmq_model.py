@@ -25,7 +25,9 @@ KEYSETS = [
 BUS_OPTIONS = {"max_inflight": 4, "max_deliveries": 3, "durable_grace": 100.0}
 MAX_SUBSCRIPTIONS = 6
 
-topics = st.sampled_from(["t", "t", "t", "u", "a.b", "a.*", "#", "dead.t", "deep.x", "", "." * 127, "." * 128, "t" * 300])
+topics = st.sampled_from(
+    ["t", "t", "t", "u", "a.b", "a.*", "#", "dead.t", "deep.x", "", "." * 127, "." * 128, "t" * 300]
+)
 small = st.integers(0, 40)
 cids = st.one_of(small, st.integers(0, 2**64 - 1))
 
@@ -44,7 +46,9 @@ commands = st.one_of(
     st.tuples(st.just("frame"), st.integers(1, 9), cids, st.binary(max_size=12)),
 )
 bad_frames = st.one_of(
-    st.tuples(st.just("raw"), st.sampled_from([b"\0\0\0\0", b"\0\0\0\x08", b"\x01\0\0\x01", b"\xff\xff\xff\xff"])),
+    st.tuples(
+        st.just("raw"), st.sampled_from([b"\0\0\0\0", b"\0\0\0\x08", b"\x01\0\0\x01", b"\xff\xff\xff\xff"])
+    ),
     st.tuples(st.just("frame"), st.sampled_from([0, 10, 255]), cids, st.binary(max_size=3)),
 )
 batches = st.lists(commands, min_size=1, max_size=12)
