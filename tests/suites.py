@@ -63,6 +63,14 @@ def find_java() -> Path | None:
     return next((java for java in java_candidates() if java_version(java) >= JAVA_OLDEST), None)
 
 
+def find_program(name: str) -> Path | None:
+    """A program by its name; daemons are often where only an administrator's shell looks."""
+    found = shutil.which(
+        name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    )
+    return Path(found) if found else None
+
+
 REQUIREMENTS = {
     "java": Requirement(
         label=f"Java {JAVA_OLDEST} or later",
@@ -73,5 +81,10 @@ REQUIREMENTS = {
             "apk": ("openjdk21-jre-headless", "openjdk17-jre-headless"),
             "brew": ("openjdk@21", "openjdk@17"),
         },
+    ),
+    "nats-server": Requirement(
+        label="nats-server",
+        find=lambda: find_program("nats-server"),
+        packages=dict.fromkeys(("apt-get", "dnf", "apk", "brew"), ("nats-server",)),
     ),
 }

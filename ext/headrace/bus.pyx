@@ -121,11 +121,12 @@ cdef class Subscription:
             return True
         if self.list_segment == segment.number:
             return self.list_count > 0
-        self.list_segment = segment.number
+        self.list_segment = 0
         self.list_count = 0
         index = <Index*>segment.index
         if index == NULL or index.mapped == NULL:
-            return False
+            return False                                  # nothing there yet: it may be opened, so that is not kept
+        self.list_segment = segment.number
         low = 0
         high = index.topics
         while low < high:

@@ -1,7 +1,7 @@
 """The BlipMQ sessions of a gateway again, in plain Python: what every peer is answered, byte for byte.
 
-It is written from the protocol's text and the choices in docs/protocols/blipmq.md, on the twin of the codec. It knows
-nothing of logs, files or syncs: everything it is told is safe at once."""
+It is written from the protocol's text and the choices in docs/protocols/blipmq.md, on the twin of the codec.
+It knows nothing of logs, files or syncs: everything it is told is safe at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -107,7 +107,7 @@ class Broker:
                 del self.subscriptions[subscription.id]
 
     def replace(self, keys: Iterable[Key], now: int) -> None:
-        """Other keys and rights from now on; who has a key that is gone, or had another secret, is a stranger."""
+        """Other keys and rights from now on; who has a key that is gone, or another secret, is unknown."""
         self.keys = list(keys)
         for peer in self.peers:
             if peer.key is not None:

@@ -1,5 +1,5 @@
-"""A gateway's log, bus and one BlipMQ session in a process of its own, spoken to through a socket, so that it can be
-killed; run as a program it is that process. It knows nothing of what is said."""
+"""A gateway's log, bus and one BlipMQ session in a process of its own, spoken to through a socket, so that it
+can be killed; run as a program it is that process. It knows nothing of what is said."""
 
 import os
 import select

@@ -1,5 +1,5 @@
-"""A gateway's log, bus and BlipMQ sessions without sockets, loop or clock: a test says which bytes arrive and what
-time it is. It knows nothing of what the right answers are."""
+"""A gateway's log, bus and BlipMQ sessions without sockets, loop or clock: a test says which bytes arrive and
+what time it is. It knows nothing of what the right answers are."""
 
 import os
 import select
@@ -49,8 +49,8 @@ class PassiveGateway:
         self.log.close()
 
     def restart(self) -> None:
-        """Ends the process, as it were, and starts it again; nobody says goodbye. It is told the time by the system's
-        clock then, so that is what time it is."""
+        """Ends the process, as it were, and starts it again; nobody says goodbye. A bus that opens reads the
+        system's clock, so that is what time it is then."""
         self.close()
         self.open()
         self.now = time.time_ns() // 1000
@@ -140,8 +140,8 @@ class Client:
 
 
 def break_syncs(log: Log) -> None:
-    """Makes the next sync of this log fail: the descriptors of its segments become a pipe, which has nothing to
-    sync. The mappings stay as they are."""
+    """Makes the next sync of this log fail: the descriptors of its segments become a pipe, which has nothing
+    to sync. The mappings stay as they are."""
     files = {(info.st_dev, info.st_ino) for info in (os.stat(segment.path) for segment in log.segments())}
     end, other = os.pipe()
     for fd in range(3, 1024):

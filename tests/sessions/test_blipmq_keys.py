@@ -40,7 +40,7 @@ def changed(
     ]
 
 
-# --- rights --------------------------------------------------------------------------------------------------
+# --- rights -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topic", ["out.x", "a", "a.b.c", "inn", "b", "#", "*"])
@@ -126,7 +126,7 @@ def test_long_and_odd_topics_are_shown_so_that_a_person_can_read_them(gateway: P
     )
 
 
-# --- changed rights ------------------------------------------------------------------------------------------
+# --- changed rights -----------------------------------------------------------------------------------------
 
 
 def test_right_that_is_taken_away_is_gone_at_once_from_open_connections(gateway: PassiveGateway) -> None:
@@ -188,7 +188,7 @@ def test_right_that_is_taken_away_holds_for_a_subscription_taken_up_again(gatewa
     assert client.poll_all(id) == [b"m"]
 
 
-# --- revoked keys --------------------------------------------------------------------------------------------
+# --- revoked keys -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""BlipMQ's promises when the process is killed at any moment, and while the disk takes its time: what was confirmed is
-there, what was acknowledged does not come again, and nothing is confirmed before it is safe."""
+"""BlipMQ's promises when the process is killed at any moment, and while the disk takes its time: what was
+confirmed is there, what was acknowledged does not come again, and nothing is confirmed before it is safe."""
 
 import random
 import subprocess
@@ -67,7 +67,7 @@ class Ledger:
         return wire.encode_ack(id, self.tags[message])
 
     def work(self, id: int, delivered: list[bytes]) -> bytes:
-        """Something to send: publishes, polls, pings, and acknowledgements of what was delivered in this life."""
+        """Something to send: publishes, polls, pings, acknowledgements of what was delivered in this life."""
         said = []
         delivered = list(delivered)
         for _ in range(200):
@@ -165,8 +165,8 @@ if sys.platform == "linux":  # where a library can be preloaded
 
     @pytest.fixture
     def held(tmp_path: Path, disk: Path) -> Iterator[tuple[KillableGateway, Path, Path]]:
-        """A gateway that has greeted, and two files: while the first exists the disk does not sync, while the second
-        does it fails."""
+        """A gateway that has greeted, and two files: while the first exists the disk does not sync, while the
+        second does it fails."""
         hold, fail = tmp_path / "hold", tmp_path / "fail"
         with KillableGateway(tmp_path / "log", disk, DISK_HOLD=str(hold), DISK_FAIL=str(fail)) as gateway:
             gateway.send(HANDSHAKE + wire.encode_subscribe("t", 1, 3) + wire.encode_subscribe("t", 0, 3))

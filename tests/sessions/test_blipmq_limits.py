@@ -1,5 +1,5 @@
-"""BlipMQ sessions where something has run out: room in the log, a peer that does not read, a disk that does not sync.
-Nothing may be lost silently, said twice, or grow."""
+"""BlipMQ sessions where something has run out: room in the log, a peer that does not read, a disk that does
+not sync. Nothing may be lost silently, said twice, or grow."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ def logged(gateway: PassiveGateway) -> list[int]:
     return [record.correlation for record in LogReader(gateway.log.path)]
 
 
-# --- a full log ----------------------------------------------------------------------------------------------
+# --- a full log ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -228,7 +228,7 @@ def test_bursts_over_many_segments_lose_nothing(tmp_path: Path) -> None:
     gateway.close()
 
 
-# --- a sync that fails ---------------------------------------------------------------------------------------
+# --- a sync that fails --------------------------------------------------------------------------------------
 
 
 def fail_sync(gateway: PassiveGateway) -> None:
@@ -283,7 +283,22 @@ def test_peer_whose_publish_was_never_synced_is_not_told_so_and_its_connection_e
     gateway.log.close(sync=False)
 
 
-# --- a peer that does not read -------------------------------------------------------------------------------
+def test_what_was_safe_is_still_said_when_a_later_sync_fails(tmp_path: Path) -> None:
+    gateway = PassiveGateway(tmp_path)
+    session = gateway.connect().session
+    break_syncs(gateway.log)
+    session.feed(wire.encode_publish("t", b"lost", 1, 2), gateway.now)
+    session.out.write(b"waits only for the peer to read")
+    session.out.gate(1 << 63)
+    session.out.write(b"waits for the sync")
+    gateway.wait_for_log(lambda: gateway.log.failed)
+    assert session.elapse(gateway.now) == b"waits only for the peer to read"
+    assert session.closing
+    assert session.out.size == 0
+    gateway.log.close(sync=False)
+
+
+# --- a peer that does not read ------------------------------------------------------------------------------
 
 
 def bad_polls(client: Client) -> bytes:

@@ -1,9 +1,10 @@
-"""BlipMQ sessions judged by a plain-Python model: whole conversations of several peers, over disconnections, restarts
-and changed keys; the same bytes in any pieces; and bytes that mean nothing."""
+"""BlipMQ sessions judged by a plain-Python model: whole conversations of several peers, over disconnections,
+restarts and changed keys; the same bytes in any pieces; and bytes that mean nothing."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Both:
         self.peers: dict[int, tuple[Client, Peer]] = {}
 
     def peer(self, slot: int) -> tuple[Client, Peer]:
-        """The peer of this slot. A new one shakes hands: the first two with one key, the last with another."""
+        """The peer of this slot. A new one shakes hands: two of them with one key, the last with another."""
         if slot not in self.peers:
             self.peers[slot] = self.real.connect(None), self.model.connect()
             key = "other-key" if slot == 2 else "dev-key"
@@ -95,7 +96,7 @@ class Both:
         client, peer = self.peers[slot]
         ends = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
         before = set(self.model.subscriptions)
-        said = b"".join(client.exchange(data[a:b]) for a, b in zip(ends, ends[1:], strict=False))
+        said = b"".join(client.exchange(data[a:b]) for a, b in pairwise(ends))
         expected = peer.feed(data, self.real.now)
         self.given += sorted(set(self.model.subscriptions) - before)
         assert codec.Decoder().feed(said) == codec.Decoder().feed(expected)
@@ -192,7 +193,7 @@ def both(sync: str = "always") -> Iterator[Both]:
 
 
 @given(st.lists(steps, max_size=25), st.sampled_from(["always", "none"]))
-@settings(max_examples=settings.default.max_examples * 2)
+@settings(max_examples=settings().max_examples * 2)
 def test_conversations_of_several_peers_are_answered_as_the_model_answers_them(
     conversation: list[tuple[Any, ...]], sync: str
 ) -> None:
@@ -246,7 +247,7 @@ def test_every_split_point_gives_the_same_answers() -> None:
 
 @given(st.lists(commands, min_size=1, max_size=10), st.integers(1, 40), st.integers(0, 2))
 @example(SPLIT_BATCH, 1, 0)
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings().max_examples // 2)
 def test_pieces_of_any_size_give_the_same_answers(batch: list[tuple[Any, ...]], size: int, slot: int) -> None:
     answers(slot, batch, size)
     answers(slot, batch, 1)

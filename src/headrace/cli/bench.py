@@ -2,7 +2,7 @@
 The load itself is in headrace.clients.load."""
 
 import json
-from typing import Any, Final, cast
+from typing import Final
 
 import click
 from rich.console import Console
@@ -20,32 +20,27 @@ LATENCY_OF: Final[dict[Mode, str]] = {
 }
 
 
-class Target(click.ParamType):
-    """A system and where it listens."""
-
-    name = "URL"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[System, HostPort]:
-        system, separator, rest = str(value).partition("://")
-        if not separator or system not in SYSTEMS:
-            known = " or ".join(f"{one}://HOST:PORT" for one in SYSTEMS)
-            self.fail(f"{value!r} is not {known}", param, ctx)
-        try:
-            place = parse_address(rest)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        if not isinstance(place, HostPort):
-            self.fail(f"{value!r}: load goes over TCP", param, ctx)
-        return cast(System, system), place
+def system_and_place(ctx: click.Context, param: click.Parameter, value: str) -> tuple[System, HostPort]:
+    """What a target's URL says."""
+    system, separator, rest = value.partition("://")
+    if not separator or system not in SYSTEMS:
+        known = " or ".join(f"{one}://HOST:PORT" for one in SYSTEMS)
+        raise click.BadParameter(f"{value!r} is not {known}", ctx, param)
+    try:
+        place = parse_address(rest)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: {error}", ctx, param) from None
+    if not isinstance(place, HostPort):
+        raise click.BadParameter(f"{value!r}: load goes over TCP", ctx, param)
+    return system, place
 
 
 @click.command("bench", short_help="Measure a gateway or a nats-server.")
 @click.argument("mode", type=click.Choice(MODES), default="publish")
 @click.option(
     "--target",
-    type=Target(),
+    metavar="URL",
+    callback=system_and_place,
     default="blipmq://127.0.0.1:5555",
     show_default=True,
     help="What to measure: blipmq://HOST:PORT or nats://HOST:PORT.",

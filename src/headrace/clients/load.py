@@ -2,20 +2,20 @@
 as that needs, in batches, so that it measures the server more than itself; it prints nothing and knows no
 command line.
 
-What is measured, by mode (a fence is a PING that is answered when all before it was handled):
+What is done in each mode, and between which two moments a message's latency is:
 
-    publish      batches of messages, a fence behind each        latency: from a batch's write to its fence's
-    answer qos1         the same, confirmed: safe when answered         latency: the same end-to-end   one
-    connection publishes, another receives      latency: from a message's write to its arrival round-trip
-    one message at a time, published and received   latency: the same
-                 by one connection
+    publish      batches, a PING behind each            a batch's write, the answer to its PING
+    qos1         the same, confirmed: then it is safe   the same
+    end-to-end   one connection to another              the publisher's write, the arrival
+    round-trip   one message at a time, out and back    the write, the arrival at the same connection
 """
 
 import asyncio
+import math
 import random
 import time
-from array import array
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -55,10 +55,13 @@ IDLE_ROUNDS: Final = 20
 IDLE_SECONDS: Final = 0.001
 # With a rate, how often what is due is sent.
 TICK_SECONDS: Final = 0.001
+# How often progress is shown, and the time looked at.
+WATCH_SECONDS: Final = 0.05
 # Without an answer for this long, the server is taken to be gone.
 PATIENCE_SECONDS: Final = 10.0
-# Latencies kept for the percentiles; beyond, neighbours are merged.
-SAMPLES: Final = 1 << 20
+# Latencies within 1 % of each other are counted as one, and those below a nanosecond.
+RESOLUTION: Final = 1.01
+SHORTEST: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +80,27 @@ class Plan:
 
 
 class Latencies:
-    """How long each of many messages took. Many of them may be one batch."""
+    """How long each of many messages took, to within RESOLUTION, in as much memory as there are steps of
+    it."""
 
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
-        self._seconds = array("d")
-        self._counts = array("q")
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()  # messages by the logarithm of their latency
+        self._slowest = 0.0
 
     def add(self, seconds: float, count: int) -> None:
-        self._seconds.append(seconds)
-        self._counts.append(count)
-        if len(self._seconds) >= self._samples:
-            # Every second one stands for its neighbour too.
-            self._counts = array("q", map(sum, zip(self._counts[::2], self._counts[1::2], strict=True)))
-            self._seconds = self._seconds[::2]
+        """So many messages took so long."""
+        self._counts[math.ceil(math.log(max(seconds, SHORTEST)) / math.log(RESOLUTION))] += count
+        self._slowest = max(self._slowest, seconds)
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         """The latencies that so many percent of all messages did not exceed; zeros where there were none."""
-        if not self._seconds:
+        steps = sorted(self._counts)
+        below = list(accumulate(self._counts[step] for step in steps))
+        if not steps:
             return [0.0 for _ in wanted]
-        ordered = sorted(zip(self._seconds, self._counts, strict=True))
-        below = list(accumulate(count for _, count in ordered))
-        found = []
-        for percent in wanted:
-            rank = percent / 100 * below[-1]
-            found.append(next(ordered[at][0] for at, count in enumerate(below) if count >= rank))
-        return found
+        # A rank that is a whole number but for the error of its calculation is that number.
+        ranks = [max(1, math.ceil(percent * below[-1] / 100 - 1e-6)) for percent in wanted]
+        return [min(RESOLUTION ** steps[bisect_left(below, rank)], self._slowest) for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +221,10 @@ class NatsSpeech:
         replies = b""
         while (end := data.find(b"\r\n", at)) >= 0:
             if data.startswith(b"MSG ", at):
-                next_at = end + 4 + int(data[data.rfind(b" ", at, end) + 1 : end])
+                size = data[data.rfind(b" ", at, end) + 1 : end]
+                if not size.isdigit():
+                    raise ProtocolError(f"what answers does not speak NATS: {data[at:end]!r}")
+                next_at = end + 4 + int(size)
                 if next_at > len(data):
                     break
                 messages += 1
@@ -296,7 +297,7 @@ class Share:
         self.rate = rate
         self.sent = 0
         self.answered = 0
-        self.ended = asyncio.get_running_loop().create_future()
+        self.ended = False
         self._waiting: deque[tuple[float, int]] = deque()  # when written, and how many of them are unanswered
         self._due_since: deque[tuple[float, int]] = deque()  # with a rate: due and not written
         self._due = 0
@@ -366,6 +367,9 @@ class Share:
 
     def take_answers(self, count: int) -> None:
         """So many of the oldest messages were answered."""
+        if count > self.sent - self.answered:
+            self.load.fail(ProtocolError(f"{self.load.plan.place} answered more than it was asked"))
+            return
         now = time.perf_counter()
         self.load.note_answers(count, now)
         self.answered += count
@@ -379,12 +383,9 @@ class Share:
         self._check_end()
 
     def _check_end(self) -> None:
-        if (
-            (self._stopped or self.sent == self.count)
-            and self.answered == self.sent
-            and not self.ended.done()
-        ):
-            self.ended.set_result(None)
+        if (self._stopped or self.sent == self.count) and self.answered == self.sent:
+            self.ended = True
+            self.load.check_end()
 
 
 class PublishShare(Share):
@@ -412,7 +413,7 @@ class PublishShare(Share):
 
     def _on_answers(self, messages: int, fences: int) -> None:
         for _ in range(fences):
-            self.take_answers(self._batches.popleft())
+            self.take_answers(self._batches.popleft() if self._batches else 1)
         self.send()
 
 
@@ -445,7 +446,7 @@ class DeliveryShare(Share):
         self._publisher.write(frames)
 
     def _ask(self) -> None:
-        if self._receiver.speech.polls and not self.ended.done():
+        if self._receiver.speech.polls and not self.ended:
             self._receiver.write(self._round)
 
     def _on_answers(self, messages: int, fences: int) -> None:
@@ -506,18 +507,18 @@ class Load:
         self.plan = plan
         self.answered = 0
         """How many messages so far, for whoever watches."""
-        self.elapsed = 0.0
         self.latencies = Latencies()
         self._lanes: list[Lane] = []
+        self._shares: list[Share] = []
         self._last_answer = 0.0
-        self._failed: asyncio.Future[None]
+        self._end: asyncio.Future[None]
 
     async def run(self, watch: Callable[[], None] = lambda: None) -> Result:
         """Does it all; calls `watch` now and then."""
         plan = self.plan
-        self._failed = asyncio.get_running_loop().create_future()
+        self._end = asyncio.get_running_loop().create_future()
         run = random.getrandbits(32)
-        shares = [
+        self._shares = [
             SHARES[plan.mode](
                 self,
                 f"bench.{run:08x}.{number}",
@@ -527,75 +528,69 @@ class Load:
             for number in range(min(plan.connections, plan.count))
         ]
         try:
-            for share in shares:
+            for share in self._shares:
                 await share.open()
-            start = time.perf_counter()
-            self._last_answer = start
-            for share in shares:
+            start = self._last_answer = time.perf_counter()
+            for share in self._shares:
                 share.start(start)
-            await self._finish(shares, start, watch)
+            await self._until_end(start, watch)
         finally:
             for lane in self._lanes:
                 lane.close()
-            self._failed.cancel()
-        sent = sum(share.sent for share in shares)
+            self._end.cancel()
+        lost = sum(share.sent for share in self._shares) - self.answered
         p50, p99, p99_9, slowest = self.latencies.percentiles([50, 99, 99.9, 100])
-        return Result(
-            plan, self.answered, sent - self.answered, self._last_answer - start, p50, p99, p99_9, slowest
-        )
+        return Result(plan, self.answered, lost, self._last_answer - start, p50, p99, p99_9, slowest)
 
-    async def _finish(self, shares: list[Share], start: float, watch: Callable[[], None]) -> None:
-        """Waits for the end, and makes it when the time is up."""
-        ends = asyncio.gather(*(share.ended for share in shares))
+    async def _until_end(self, start: float, watch: Callable[[], None]) -> None:
+        """Stops sending when the time is up, and waits for answers as long as some come."""
         stopped = False
-        while not ends.done():
-            await asyncio.wait([ends, self._failed], timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-            if self._failed.done():
-                ends.cancel()
-                self._failed.result()
-            now = time.perf_counter()
-            self.elapsed = now - start
+        while not self._end.done():
+            await asyncio.wait([self._end], timeout=WATCH_SECONDS)
             watch()
-            if not stopped and self.elapsed >= self.plan.seconds:
+            now = time.perf_counter()
+            if not stopped and now - start >= self.plan.seconds:
                 stopped = True
-                for share in shares:
+                for share in self._shares:
                     share.stop()
-            waiting = any(share.sent > share.answered for share in shares)
+            waiting = any(share.sent > share.answered for share in self._shares)
             if waiting and now - self._last_answer > PATIENCE_SECONDS:
                 if self.answered:
                     return  # the rest is lost
                 raise OperationTimeout(f"{self.plan.place} did not answer within {PATIENCE_SECONDS:g} s")
+        self._end.result()
 
     def note_answers(self, count: int, now: float) -> None:
         self.answered += count
         self._last_answer = now
 
+    def check_end(self) -> None:
+        if all(share.ended for share in self._shares) and not self._end.done():
+            self._end.set_result(None)
+
+    def fail(self, error: ClientError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
     async def connect(self, topic: str | None) -> Lane:
         """A connection that was accepted and, if there is a topic, receives it."""
         loop = asyncio.get_running_loop()
         place = self.plan.place
-        lane = Lane(speech_of(self.plan), self._fail, str(place))
+        lane = Lane(speech_of(self.plan), self.fail, str(place))
         accepted: asyncio.Future[None] = loop.create_future()
         lane.on_answers = lambda messages, fences: accepted.set_result(None) if fences else None
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await loop.create_connection(lambda: lane, place.host, place.port)
+                try:
+                    await loop.create_connection(lambda: lane, place.host, place.port)
+                except OSError as error:
+                    raise ConnectionFailed(f"cannot connect to {place}: {reason_of(error)}") from None
                 self._lanes.append(lane)
                 subscribe = b"" if topic is None else lane.speech.subscribe(topic)
                 lane.write(lane.speech.greet() + subscribe + lane.speech.fence)
-                await asyncio.wait([accepted, self._failed], return_when=asyncio.FIRST_COMPLETED)
-                if self._failed.done():
-                    self._failed.result()
+                await asyncio.wait([accepted, self._end], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise OperationTimeout(f"{place} did not answer within {PATIENCE_SECONDS:g} s") from None
-        except ConnectionError as error:
-            if isinstance(error, ClientError):
-                raise
-            raise ConnectionFailed(f"cannot connect to {place}: {reason_of(error)}") from None
-        except OSError as error:
-            raise ConnectionFailed(f"cannot connect to {place}: {reason_of(error)}") from None
+        if self._end.done():
+            self._end.result()
         return lane
-
-    def _fail(self, error: ClientError) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(error)

@@ -23,7 +23,8 @@ class Blipmq:
         max_subscriptions: int = 10_000,
     ) -> None:
         """`max_length` bounds a frame's length field, `handshake_timeout` (0: none) the seconds until AUTH,
-        `block_timeout` those that a publish waits for room in the log, `max_subscriptions` those of a connection."""
+        `block_timeout` those that a publish waits for room in the log, `max_subscriptions` those of a
+        connection."""
 
     @property
     def bus(self) -> Bus: ...

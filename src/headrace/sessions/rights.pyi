@@ -1,5 +1,5 @@
-"""Who may publish and subscribe to what: keys and their filters. It knows nothing of protocols, nor of how a secret
-came here."""
+"""Who may publish and subscribe to what: keys and their filters. It knows nothing of protocols, nor of how a
+secret came here."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -37,14 +37,15 @@ class Rights:
         """Whether it may subscribe to this topic."""
 
 class Keyring:
-    """The keys that are valid now. One object for the life of the gateway: a reload replaces what is in it."""
+    """The keys that are valid now. One object for the life of the gateway: a reload replaces its content."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None: ...
     def replace(self, keys: Iterable[Key]) -> None:
         """Takes over a configuration's keys, all of them or, on an error, none.
 
-        A key that stays keeps its Rights object, so that open sessions have the new filters at once. One that goes
-        is revoked, and so is one whose secret is another now: who showed the old one has to show the new one.
+        A key that stays keeps its Rights object, so that open sessions have the new filters at once. One that
+        goes is revoked, and so is one whose secret is another now: who showed the old one has to show the new
+        one.
         """
 
     def lookup(self, secret: bytes) -> Rights | None:
