@@ -71,6 +71,18 @@ def find_program(name: str) -> Path | None:
     return Path(found) if found else None
 
 
+def private_mounts() -> list[str] | None:
+    """What to put in front of a command so that it has mounts of its own, as root or with a user namespace; nothing
+    where the system allows neither."""
+    unshare = shutil.which("unshare")
+    for rights in ([], ["--user", "--map-root-user"]) if unshare else ():
+        prefix = [unshare, *rights, "--mount"]
+        trial = subprocess.run([*prefix, "mount", "-t", "tmpfs", "none", "/tmp"], capture_output=True)
+        if trial.returncode == 0:
+            return prefix
+    return None
+
+
 REQUIREMENTS = {
     "java": Requirement(
         label=f"Java {JAVA_OLDEST} or later",
@@ -81,6 +93,11 @@ REQUIREMENTS = {
             "apk": ("openjdk21-jre-headless", "openjdk17-jre-headless"),
             "brew": ("openjdk@21", "openjdk@17"),
         },
+    ),
+    "mount": Requirement(
+        label="The right to mount a file system in a namespace of its own (as root, or with user namespaces)",
+        find=lambda: Path(mounts[0]) if (mounts := private_mounts()) else None,
+        packages={"apt-get": ("util-linux",), "dnf": ("util-linux",), "apk": ("util-linux", "util-linux-misc")},
     ),
     "nats-server": Requirement(
         label="nats-server",

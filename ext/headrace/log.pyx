@@ -673,16 +673,17 @@ cdef void* prepare_main(void* arg) noexcept nogil:
 
 # --- what Python sees -----------------------------------------------------------------------------------------------
 
-SegmentInfo = namedtuple("SegmentInfo", "number path first_offset end_offset bytes sealed marked")
+SegmentInfo = namedtuple("SegmentInfo", "number path first_offset end_offset bytes sealed marked", module="headrace.log")
 SegmentInfo.__doc__ = "One segment: how far its records reach (`bytes`) and how far a sync mark covers them (`marked`)."
-Damage = namedtuple("Damage", "segment position offset lost reason")
+Damage = namedtuple("Damage", "segment position offset lost reason", module="headrace.log")
 Damage.__doc__ = "A place that does not hold: segment number, position, the offset expected there, offsets lost, and why."
-Recovery = namedtuple("Recovery", "segments records seconds cut_segment cut_position cut_bytes cut_records damage")
+Recovery = namedtuple("Recovery", "segments records seconds cut_segment cut_position cut_bytes cut_records damage", module="headrace.log")
 Recovery.__doc__ = "What opening found: how much was read, the torn tail that was cut (0 bytes: none), and the damage."
 Record = namedtuple(
     "Record",
     "offset time topic topic_name protocol kind flags origin origin_name correlation headers parts payload control "
     "segment position",
+    module="headrace.log",
 )
 Record.__doc__ = "One record as `headrace log dump` shows it; `control` ones have no offset of their own."
 
@@ -2169,7 +2170,7 @@ cdef void write_gap(Segment* segment, uint64_t at, uint64_t resume, Scan* scan, 
     scan.end = resume
 
 
-Verified = namedtuple("Verified", "segments records messages first_offset end_offset problems")
+Verified = namedtuple("Verified", "segments records messages first_offset end_offset problems", module="headrace.log")
 Verified.__doc__ = "What verify() read, and its problems as Damage tuples."
 
 

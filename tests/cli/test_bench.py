@@ -90,7 +90,7 @@ def check(found: dict[str, Any], target: str, mode: str, count: int) -> None:
 def test_every_mode_gets_every_message_through_a_gateway(
     gateway: str, mode: Mode, connections: int, count: int, size: int
 ) -> None:
-    found = figures(mode, "--target", gateway, f"-c{connections}", f"-n{count}", f"--size={size}")
+    found = figures("--mode", mode, "--target", gateway, f"-c{connections}", f"-n{count}", f"--size={size}")
     assert (found["connections"], found["size"], found["rate"]) == (connections, size, None)
     check(found, gateway, mode, count)
 
@@ -101,13 +101,13 @@ def test_every_mode_gets_every_message_through_a_gateway(
 def test_every_mode_gets_every_message_through_a_nats_server(
     nats: str, mode: Mode, connections: int, count: int, size: int
 ) -> None:
-    found = figures(mode, "--target", nats, f"-c{connections}", f"-n{count}", f"--size={size}")
+    found = figures("--mode", mode, "--target", nats, f"-c{connections}", f"-n{count}", f"--size={size}")
     check(found, nats, mode, count)
 
 
 @pytest.mark.needs("nats-server")
 def test_what_a_nats_server_refuses_is_told(nats: str) -> None:
-    result = run("publish", "--target", nats, "--size", "1048576", "-n1")
+    result = run("--mode", "publish", "--target", nats, "--size", "1048576", "-n1")
     assert result.exit_code == 0  # its limit
     plan = Plan("nats", place_of(nats), "publish", 1048577, 1, 1, 10.0)
     with pytest.raises(ClientError, match="the nats-server says: 'Maximum Payload Violation'"):
@@ -116,24 +116,24 @@ def test_what_a_nats_server_refuses_is_told(nats: str) -> None:
 
 @pytest.mark.parametrize("mode", load.MODES)
 def test_a_rate_is_kept_in_every_mode(gateway: str, mode: Mode) -> None:
-    found = figures(mode, "--target", gateway, "-c2", "--rate", "2000", "-n", "400")
+    found = figures("--mode", mode, "--target", gateway, "-c2", "--rate", "2000", "-n", "400")
     assert found["rate"] == 2000
     check(found, gateway, mode, 400)
     assert found["messages_per_second"] < 2200  # the first is due at once
 
 
 def test_it_stops_when_the_time_is_up(gateway: str) -> None:
-    found = figures("end-to-end", "--target", gateway, "--rate", "1000", "--seconds", "0.3")
+    found = figures("--mode", "end-to-end", "--target", gateway, "--rate", "1000", "--seconds", "0.3")
     assert 0 < found["messages"] < 200_000
     assert found["lost"] == 0
 
 
 def test_fewer_messages_than_connections_use_fewer_connections(gateway: str) -> None:
-    check(figures("publish", "--target", gateway, "-c10", "-n3"), gateway, "publish", 3)
+    check(figures("--mode", "publish", "--target", gateway, "-c10", "-n3"), gateway, "publish", 3)
 
 
 def test_the_text_says_what_the_figures_say(gateway: str) -> None:
-    result = run("end-to-end", "--target", gateway, "-n", "5000", "--rate", "50000")
+    result = run("--mode", "end-to-end", "--target", gateway, "-n", "5000", "--rate", "50000")
     title, messages, throughput, latency = result.stdout.splitlines()
     assert title == f"{gateway}  end-to-end, 100 bytes, 1 connection, 50,000 messages/s wanted"
     assert messages.startswith("messages    5,000 in 0.")
@@ -151,7 +151,6 @@ def test_a_terminal_shows_progress(gateway: str) -> None:
         "-c",
         MAIN,
         "bench",
-        "publish",
         "--target",
         gateway,
         "--rate",
@@ -169,14 +168,14 @@ def test_a_terminal_shows_progress(gateway: str) -> None:
         finally:
             os.close(ours)
         assert child.stdout is not None
-        assert b"1,000 in" in child.stdout.read()
+        assert b"1,000 in" in child.stdout.read(), shown
         assert child.wait(PATIENCE) == 0
     assert b"publish" in shown
     assert b"/1000" in shown
 
 
 def test_a_pipe_gets_the_figures_alone(gateway: str) -> None:
-    result = run("publish", "--target", gateway, "-n10")
+    result = run("--mode", "publish", "--target", gateway, "-n10")
     assert result.stderr == ""
 
 
@@ -285,7 +284,9 @@ def test_messages_that_do_not_arrive_are_counted_and_an_error(monkeypatch: pytes
     answers = [b'INFO {"server_id":"x"}\r\nPONG\r\n', b"PONG\r\n"]
     with Fake(lambda data: answers.pop(0) if answers else b"") as server:
         target = f"nats://127.0.0.1:{server.port}"
-        result = run("publish", "--target", target, "--size", "100000", "-n3")  # each is a batch of its own
+        result = run(
+            "--mode", "publish", "--target", target, "--size", "100000", "-n3"
+        )  # each is a batch of its own
     assert result.exit_code == 1
     assert "messages    1 in " in result.stdout
     assert "lost        2 messages were never answered" in result.stdout
@@ -301,8 +302,8 @@ def test_a_wrong_command_line_is_explained() -> None:
     assert "'kafka://x:1' is not blipmq://HOST:PORT or nats://HOST:PORT" in usage("--target", "kafka://x:1")
     assert "'nats://x': the port is missing" in usage("--target", "nats://x")
     assert "load goes over TCP" in usage("--target", "blipmq://unix:/x")
-    assert "core NATS does not" in usage("qos1", "--target", "nats://127.0.0.1:4222")
-    assert "'puplish' is not one of" in usage("puplish")
+    assert "core NATS does not" in usage("--mode", "qos1", "--target", "nats://127.0.0.1:4222")
+    assert "'puplish' is not one of" in usage("--mode", "puplish")
 
 
 def test_it_is_bounded_unless_told_otherwise() -> None:

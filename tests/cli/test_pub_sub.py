@@ -1,6 +1,7 @@
 """`headrace pub` and `headrace sub` as a shell sees them, against a gateway in a process of its own."""
 
 import base64
+import contextlib
 import json
 import os
 import pty
@@ -60,7 +61,8 @@ class Command:
         self.child.wait()
         for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what was not written before it ended
+                    pipe.close()
 
     def send(self, data: bytes) -> None:
         assert self.child.stdin is not None

@@ -476,6 +476,19 @@ def test_closing_waits_until_everything_was_handled(loop: str, tmp_path: Path) -
     run(loop, main)
 
 
+@on_both_loops
+def test_closing_waits_for_what_other_tasks_have_sent(loop: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Broker(tmp_path, sync="always") as broker:
+            async with client_of(broker) as client:
+                publishing = asyncio.create_task(client.publish("t", b"m", qos=1))
+                await asyncio.sleep(0)
+            await publishing
+            assert broker.payloads() == [b"m"]
+
+    run(loop, main)
+
+
 def test_an_exception_in_the_block_is_not_replaced_by_one_of_closing(tmp_path: Path) -> None:
     async def main() -> None:
         async with Broker(tmp_path, keys=[NARROW]) as broker:

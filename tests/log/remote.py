@@ -100,9 +100,8 @@ def serve() -> None:
             else:
                 answer = getattr(log, name)(*values, **named)
         except Exception as error:
-            pickle.dump((False, error), sys.stdout.buffer)
-        else:
-            pickle.dump((True, answer), sys.stdout.buffer)
+            answer = error
+        sys.stdout.buffer.write(pickle.dumps((not isinstance(answer, Exception), answer)))
         sys.stdout.buffer.flush()
 
 

@@ -36,7 +36,14 @@ def system_and_place(ctx: click.Context, param: click.Parameter, value: str) -> 
 
 
 @click.command("bench", short_help="Measure a gateway or a nats-server.")
-@click.argument("mode", type=click.Choice(MODES), default="publish")
+@click.option(
+    "--mode",
+    "-m",
+    type=click.Choice(MODES),
+    default="publish",
+    show_default=True,
+    help="What to do; see above.",
+)
 @click.option(
     "--target",
     metavar="URL",
@@ -95,7 +102,7 @@ def command(
     round-trip  one message at a time, out and back on one connection
 
     It ends after --count messages or --seconds, whatever comes first. Without --rate the latencies are those
-    of a server with as much to do as it can; with one, they begin when a message was due.
+    of a server with as much to do as it can; with one, they begin when a message was due, to the millisecond.
 
     This program is a load of its own: on one machine with the server, both share its processors. The exit
     code is 0 if every message was answered, 1 if not, 2 for a wrong command line.

@@ -206,7 +206,7 @@ class BlipmqClient:
         before.
         """
         try:
-            if self._link is not None and (self._link.unfenced or self._refusal is not None):
+            if self._link is not None and (self._link.busy or self._refusal is not None):
                 await self.flush()
         finally:
             await self._shut()

@@ -234,7 +234,7 @@ class Link(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: LinkOwner, where: str) -> None:
         self.where = where  # the server, for texts
         self.paused = False  # the transport holds enough
-        self.unfenced = False  # frames that nobody waits for were put behind the last PING
+        self._unfenced = False  # frames that nobody waits for were put behind the last PING
         self.calls: dict[
             int, tuple[asyncio.Future[int], float]
         ] = {}  # HELLO, AUTH, SUBSCRIBE: answered by id
@@ -255,7 +255,7 @@ class Link(asyncio.Protocol):
     def put(self, frames: bytes) -> bool:
         """Takes whole frames that nobody waits for, to be written at the end of this turn. True where so much
         came together that it was written at once: then it is time to let the loop run."""
-        self.unfenced = True
+        self._unfenced = True
         return self._put(frames)
 
     def _put(self, frames: bytes) -> bool:
@@ -320,7 +320,7 @@ class Link(asyncio.Protocol):
         fence = self._filling()
         fence.correlation = self._owner.take_correlations(1)
         self._put(encode_ping(fence.correlation))
-        self.unfenced = False
+        self._unfenced = False
         self.fences.append(fence)
         self.open = Fence()
         self._owner.on_fence_sent()
@@ -383,6 +383,11 @@ class Link(asyncio.Protocol):
         """Ends the connection at once; the owner is not told."""
         self.down = True
         self._transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the server may not have handled all that was put."""
+        return self._unfenced or self.open.wanted or bool(self.fences)
 
     def outstanding(self) -> Iterator[Fence]:
         yield from self.fences

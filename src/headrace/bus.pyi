@@ -1,0 +1,211 @@
+"""The bus: topics and subscriptions on the log."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from typing_extensions import Buffer
+
+from headrace.log import Log
+from headrace.wake import Waker
+
+PROTOCOL_NAMES: tuple[str, ...]
+
+class Received(NamedTuple):
+    """One delivery. `confirm`: acknowledge it with `tag`."""
+
+    offset: int
+    time: int
+    topic: bytes
+    payload: bytes
+    headers: bytes
+    parts: tuple[int, ...]
+    protocol: int
+    kind: int
+    flags: int
+    correlation: int
+    tag: int
+    deliveries: int
+    confirm: bool
+
+class Member:
+    """One peer's part of a subscription."""
+
+    @property
+    def subscription(self) -> Subscription: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def inflight(self) -> int: ...
+    @property
+    def gone(self) -> bool: ...
+    credits: int
+    def receive(self, now: int | None = None) -> Received | None:
+        """The next delivery, or None."""
+
+    def leave(self, now: int | None = None) -> None:
+        """Gives back what it has not acknowledged, to be delivered to another member or to its successor."""
+
+class Subscription:
+    """A cursor on the log. Made by Bus.subscribe()."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def filter(self) -> bytes: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def protocol(self) -> int: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def at_least_once(self) -> bool: ...
+    @property
+    def durable(self) -> bool: ...
+    @property
+    def queue(self) -> bool: ...
+    @property
+    def confirm_all(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def inflight(self) -> int: ...
+    @property
+    def open_flights(self) -> int: ...
+    @property
+    def member_count(self) -> int: ...
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def redelivered(self) -> int: ...
+    @property
+    def acknowledged(self) -> int: ...
+    @property
+    def dead(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    max_inflight: int
+    max_deliveries: int
+    redelivery_us: int
+    max_redelivery_us: int
+    max_pending: int
+    def join(self, waker: Waker | None, credits: int, now: int) -> Member:
+        """A peer that takes from this subscription; `waker` (or None) is told when there is something. Credits -1: no
+        limit."""
+
+    def ack(self, tag: int) -> bool:
+        """Acknowledges a delivery by its tag; False where none is waiting for it."""
+
+    def reject(self, tag: int, *, delay: float = 0, now: int | None = None) -> bool:
+        """Has a delivery made again after `delay` seconds, within its attempts; False where none is waiting."""
+
+class Bus:
+    """Topics and subscriptions on one log. `schedule`, if set, is called when dispatch() has something to do."""
+
+    schedule: Callable[[], object] | None
+    hold_for_subscriptions: bool
+    def __init__(
+        self,
+        log: Log,
+        *,
+        max_inflight: int = 1024,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 2.0,
+        max_redelivery_delay: float = 300.0,
+        dead_letter_prefix: str = "dead.",
+        durable_grace: float = 3600.0,
+        max_pending: int = 0,
+        max_topics: int = 1_000_000,
+        hold_for_subscriptions: bool = False,
+    ) -> None: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def subscriptions(self) -> dict[int, Subscription]: ...
+    @property
+    def max_topics(self) -> int: ...
+    @property
+    def durable_grace(self) -> float: ...
+    @property
+    def dead_prefix(self) -> str: ...
+    @property
+    def acknowledged(self) -> int: ...
+    @property
+    def redelivered(self) -> int: ...
+    @property
+    def dead(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def expired(self) -> int: ...
+    @property
+    def carried_count(self) -> int: ...
+    def configure(
+        self,
+        *,
+        max_inflight: int,
+        max_deliveries: int,
+        redelivery_delay: float,
+        max_redelivery_delay: float,
+        dead_letter_prefix: str,
+        durable_grace: float,
+        max_pending: int,
+        hold_for_subscriptions: bool = False,
+    ) -> None:
+        """Sets what subscriptions made from now on begin with."""
+
+    def publish(
+        self,
+        topic: str | bytes,
+        payload: Buffer,
+        *,
+        headers: Buffer = b"",
+        parts: Sequence[int] = (),
+        protocol: int = 0,
+        kind: int = 0,
+        confirmed: bool = False,
+        correlation: int = 0,
+        now: int | None = None,
+    ) -> int:
+        """Publishes one message; its offset."""
+
+    def publish_many(
+        self, topic: str | bytes, payloads: Buffer, size: int, *, protocol: int = 0, now: int | None = None
+    ) -> int:
+        """Publishes `payloads`, cut into messages of `size` bytes, in one call; how many were taken before the log was
+        full."""
+
+    def subscribe(
+        self,
+        filter: str | bytes,
+        *,
+        exact: bool = False,
+        at_least_once: bool = False,
+        durable: bool = False,
+        queue: bool = False,
+        confirm_all: bool = False,
+        owner: str = "",
+        protocol: int = 0,
+        start: int | None = None,
+        now: int | None = None,
+        **options: int,
+    ) -> Subscription:
+        """A new subscription, from the end of the log or from the offset `start`."""
+
+    def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:
+        """Ends a subscription for good."""
+
+    def dispatch(self) -> None:
+        """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""
+
+    def on_safe(self) -> None:
+        """Wakes those who met the log's safe end; to be called when it moved."""
+
+    def tick(self, now: int | None = None) -> int | None:
+        """Redeliveries, dead letters, subscriptions that nobody came back to; when to call it again (microseconds)."""
+
+    def close(self) -> None:
+        """Lets go of the log; the log itself is closed by whoever opened it."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and how much there is of everything."""

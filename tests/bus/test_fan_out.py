@@ -1,0 +1,161 @@
+"""Topics, filters and cursors: who gets what, in which order, and what it costs the publisher."""
+
+import pytest
+
+from headrace.bus import Bus
+from headrace.errors import BusError
+from tests.bus.conftest import Place, payloads, take_all
+
+
+def test_every_subscription_gets_every_message_of_its_topic_in_order(place: Place) -> None:
+    members = [place.bus.subscribe("a.b", exact=True).join(None, -1, 1) for _ in range(3)]
+    for i in range(100):
+        place.publish("a.b", b"%d" % i)
+        place.publish("a.c", b"other")
+    for member in members:
+        assert payloads(take_all(member)) == [b"%d" % i for i in range(100)]
+
+
+def test_subscription_begins_at_the_end_unless_told_where(place: Place) -> None:
+    for i in range(5):
+        place.publish("t", b"%d" % i)
+    late = place.bus.subscribe("t", exact=True).join(None, -1, 1)
+    replay = place.bus.subscribe("t", exact=True, start=2).join(None, -1, 1)
+    filtered = place.bus.subscribe("#", start=3).join(None, -1, 1)
+    place.publish("t", b"5")
+    assert payloads(take_all(late)) == [b"5"]
+    assert payloads(take_all(replay)) == [b"2", b"3", b"4", b"5"]
+    assert payloads(take_all(filtered)) == [b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("site.*.temp", ["site.1.temp", "site.2.temp"]),
+        ("site.#", ["site.1.temp", "site.2.temp", "site.1", "site"]),
+        ("#", ["site.1.temp", "other", "site.2.temp", "site.1", "site"]),
+        ("*", ["other", "site"]),
+        ("#.temp", ["site.1.temp", "site.2.temp"]),
+    ],
+)
+def test_filter_walks_the_log_in_order(place: Place, text: str, expected: list[str]) -> None:
+    before = place.bus.subscribe(text).join(None, -1, 1)
+    topics = ["site.1.temp", "other", "site.2.temp", "site.1", "site"]
+    for topic in topics:
+        place.publish(topic, topic.encode())
+    after = place.bus.subscribe(text, start=0).join(None, -1, 1)
+    assert payloads(take_all(before)) == [topic.encode() for topic in expected]
+    assert payloads(take_all(after)) == [topic.encode() for topic in expected]
+
+
+def test_wildcards_are_ordinary_characters_in_an_exact_topic(place: Place) -> None:
+    member = place.bus.subscribe("a.*", exact=True).join(None, -1, 1)
+    place.publish("a.b", b"no")
+    place.publish("a.*", b"yes")
+    assert payloads(take_all(member)) == [b"yes"]
+
+
+def test_headers_parts_and_correlation_come_with_the_message(place: Place) -> None:
+    member = place.bus.subscribe("t", exact=True).join(None, -1, 1)
+    place.publish("t", b"abc", headers=b'{"k": "v"}', parts=(1, 2), correlation=2**64 - 1, protocol=3, kind=7)
+    (one,) = take_all(member)
+    assert (one.headers, one.parts, one.correlation, one.protocol, one.kind) == (
+        b'{"k": "v"}', (1, 2), 2**64 - 1, 3, 7,
+    )  # fmt: skip
+
+
+def test_cursor_goes_on_over_segments_it_never_looked_at_while_they_were_open(place: Place) -> None:
+    exact = place.bus.subscribe("t", exact=True).join(None, -1, 1)
+    filtered = place.bus.subscribe("t").join(None, -1, 1)
+    for i in range(60):
+        place.publish("t", b"%d" % i + b"." * 4000)
+    assert len(place.log.segments()) > 3
+    assert [p.partition(b".")[0] for p in payloads(take_all(exact))] == [b"%d" % i for i in range(60)]
+    assert [p.partition(b".")[0] for p in payloads(take_all(filtered))] == [b"%d" % i for i in range(60)]
+
+
+def test_overtaken_cursor_moves_on_and_the_loss_is_counted(place: Place) -> None:
+    exact = place.bus.subscribe("t", exact=True)
+    filtered = place.bus.subscribe("*")
+    members = [exact.join(None, -1, 1), filtered.join(None, -1, 1)]
+    for i in range(400):
+        place.publish("t", b"%d" % i + b"." * 4000)
+        place.log.on_event()
+    assert place.log.first > 0
+    for subscription, member in zip((exact, filtered), members, strict=True):
+        received = take_all(member)
+        assert received[-1].offset == 399
+        assert [one.offset for one in received] == list(range(received[0].offset, 400))
+        assert subscription.lost == received[0].offset
+    assert place.bus.lost == exact.lost + filtered.lost
+
+
+def test_max_pending_skips_the_oldest_and_counts_them(place: Place) -> None:
+    subscription = place.bus.subscribe("t", exact=True, max_pending=10)
+    member = subscription.join(None, -1, 1)
+    for i in range(100):
+        place.publish("t", b"%d" % i + b"." * 2000)
+    assert [p.partition(b".")[0] for p in payloads(take_all(member))] == [b"%d" % i for i in range(90, 100)]
+    assert subscription.lost == 90
+
+
+def test_unsubscribed_gets_nothing_more(place: Place) -> None:
+    exact, filtered = place.bus.subscribe("t", exact=True), place.bus.subscribe("#")
+    members = [exact.join(None, -1, 1), filtered.join(None, -1, 1)]
+    place.publish("t", b"1")
+    for subscription in (exact, filtered):
+        place.bus.unsubscribe(subscription)
+    place.publish("t", b"2")
+    place.bus.dispatch()
+    assert [member.receive() for member in members] == [None, None]
+    assert place.bus.stats()["subscriptions"] == 0
+    with pytest.raises(BusError):
+        exact.join(None, -1, 1)
+
+
+def test_many_topics_and_filters_work(place: Place) -> None:
+    place.close()
+    bus = place.open(retention_bytes=64 << 20)
+    members = {i: bus.subscribe(f"site.{i}.#").join(None, -1, 1) for i in range(1000)}
+    everything = bus.subscribe("#").join(None, -1, 1)
+    for i in range(10_000):
+        place.publish(f"site.{i % 1000}.sensor.{i}", b"%d" % i)
+    assert len(take_all(everything)) == 10_000
+    assert payloads(take_all(members[7])) == [b"%d" % i for i in range(7, 10_000, 1000)]
+    assert bus.stats()["topics"] == 10_000
+
+
+def test_limits_on_topics_and_their_words_are_clear_errors(tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = Place(tmp_path_factory.mktemp("limits") / "log")
+    bus = place.open(max_topics=3)
+    for i in range(3):
+        bus.publish(f"t{i}", b"")
+    with pytest.raises(BusError, match="too many topics: the limit is 3"):
+        bus.publish("one.more", b"")
+    bus.publish("t0", b"")
+    with pytest.raises(BusError, match="128 words"):
+        bus.publish("." * 200, b"")
+    place.close()
+
+
+def test_dispatch_is_scheduled_once_until_it_ran(place: Place) -> None:
+    calls: list[int] = []
+    place.bus.schedule = lambda: calls.append(1)
+    place.publish("nobody.listens", b"")
+    assert calls == []
+    place.bus.subscribe("t", exact=True)
+    for _ in range(5):
+        place.publish("t", b"")
+    assert calls == [1]
+    place.bus.dispatch()
+    place.publish("t", b"")
+    assert calls == [1, 1]
+
+
+def test_bus_that_is_opened_again_has_the_same_topics_and_messages(place: Place) -> None:
+    offsets = [place.publish(f"t.{i % 7}", b"%d" % i + b"." * 3000) for i in range(100)]
+    bus: Bus = place.reopen()
+    member = bus.subscribe("t.3", exact=True, start=0).join(None, -1, 1)
+    everything = bus.subscribe("t.#", start=0).join(None, -1, 1)
+    assert [one.offset for one in take_all(member)] == offsets[3::7]
+    assert [one.offset for one in take_all(everything)] == offsets
