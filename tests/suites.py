@@ -97,7 +97,11 @@ REQUIREMENTS = {
     "mount": Requirement(
         label="The right to mount a file system in a namespace of its own (as root, or with user namespaces)",
         find=lambda: Path(mounts[0]) if (mounts := private_mounts()) else None,
-        packages={"apt-get": ("util-linux",), "dnf": ("util-linux",), "apk": ("util-linux", "util-linux-misc")},
+        packages={
+            "apt-get": ("util-linux",),
+            "dnf": ("util-linux",),
+            "apk": ("util-linux", "util-linux-misc"),
+        },
     ),
     "nats-server": Requirement(
         label="nats-server",

@@ -2269,6 +2269,32 @@ def verify(path):
     return Verified(opened, records, messages, start or 0, expected, problems)
 
 
+def survey(path):
+    """The segments of a log directory, also while it is written: how far whole records reach in each, up to what is
+    published. One that is prepared has none, and ends where records begin."""
+    cdef _Found found
+    cdef const uint8_t* own
+    path = os.path.abspath(os.fspath(path))
+    id = bytes.fromhex(read_identity(path)["id"])
+    own = <const uint8_t*>PyBytes_AS_STRING(id)
+    segments = []
+    for number in list_segments(path):
+        try:
+            found = find_segment(own, path, number, False)
+        except (FileNotFoundError, LogDamaged):
+            continue                                 # retired since it was listed, or not a segment: verify() says so
+        with nogil:
+            flock(found.segment.fd, LOCK_SH)
+        found.look(own)
+        if found.other_number:
+            continue
+        found.scan_to(found.published or found.segment.size)
+        segments.append(SegmentInfo(
+            number, os.path.join(path, segment_name(number)), found.scan.first_offset, found.scan.next_offset,
+            found.scan.end, bool(found.scan.sealed), found.marked))
+    return segments
+
+
 def _first_offset(str path, bytes id, list numbers, number):
     """Where the segments behind `number` go on, by the first one that says so; 0 where none does."""
     cdef _Found found

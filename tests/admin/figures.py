@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.bus import Bus
-from headrace.log import Log
-
 from headrace.admin.statistics import Figures, ListenerFigures, LogFigures
+from headrace.bus import Bus
 from headrace.connection import Service
+from headrace.log import Log
 from headrace.session import PySession
 
 

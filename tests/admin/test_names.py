@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
+from headrace.admin import names
 from headrace.bus import Bus
 from headrace.log import Log
-
-from headrace.admin import names
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.rights import Keyring
 

@@ -28,7 +28,9 @@ class Place:
 
     def open(self, **options: Any) -> Bus:
         self.options = {**self.options, **options}
-        log_options = {name: value for name, value in self.options.items() if name in ("sync", "retention_bytes")}
+        log_options = {
+            name: value for name, value in self.options.items() if name in ("sync", "retention_bytes")
+        }
         bus_options = {name: value for name, value in self.options.items() if name not in log_options}
         self.log = Log(self.path, **(SMALL | log_options))
         self.bus = Bus(self.log, **bus_options)

@@ -41,7 +41,12 @@ def test_last_attempt_ends_in_the_dead_letter_topic(place: Place) -> None:
     take_all(member, START + 10 * SECOND)
     place.bus.tick(START + 100 * SECOND)
     (letter,) = take_all(place.bus.subscribe("dead.#", start=0).join(None, -1, START))
-    assert (letter.topic, letter.payload, letter.parts, letter.correlation) == (b"dead.t", b"poison", (2, 4), 9)
+    assert (letter.topic, letter.payload, letter.parts, letter.correlation) == (
+        b"dead.t",
+        b"poison",
+        (2, 4),
+        9,
+    )
     headers = json.loads(letter.headers)
     assert headers["own"] == 1
     assert headers["dead-topic"] == "t"
@@ -319,13 +324,15 @@ class Deliveries(RuleBasedStateMachine):
 
     @rule(count=integers(1, 30))
     def take(self, count: int) -> None:
-        fresh = [offset for offset in self.published if offset not in self.delivered and offset not in self.acked]
+        fresh = [
+            offset for offset in self.published if offset not in self.delivered and offset not in self.acked
+        ]
         for _ in range(count):
             one = self.member.receive(self.now)
             if one is None:
                 assert not fresh, "there is something that was not delivered"
                 return
-            assert one.topic == b"t" and one.tag == one.offset + 1
+            assert (one.topic, one.tag) == (b"t", one.offset + 1)
             assert one.offset not in self.acked
             if one.offset in self.delivered:
                 self.delivered[one.offset] += 1

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from headrace.log import LogReader
 
 from headrace.cli import main, pub
 from headrace.clients import protocols, shell
 from headrace.clients.protocols import CLIENTS
+from headrace.log import LogReader
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 from tests.streams import make_certificates
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from headrace.bus import Bus
-from headrace.log import Log
-
 from headrace.config import Key
 from headrace.connection import Service, Switchboard
+from headrace.log import Log
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.rights import Keyring
 from headrace.wire import blipmq as wire

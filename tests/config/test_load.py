@@ -180,7 +180,7 @@ def test_unknown_keys_are_named_with_their_line_and_the_nearest_name(write: Writ
 
 
 def test_unknown_variables_are_refused_except_those_that_mean_something_else() -> None:
-    reserved = ("CONFIG", "DATA", "DEBUG", "ONLY", "SOAK")
+    reserved = ("CLIENT_KEY", "CONFIG", "DATA", "DEBUG", "ONLY", "SOAK")
     assert load(None, {f"HEADRACE_{name}": "1" for name in reserved}, []).config == Config()
     assert refused(None, {"HEADRACE_LOG_SYNC": "x", "HEADRACE_ZZZZ": "x", "HEADRACE_log__sync": "none"}) == [
         "HEADRACE_LOG_SYNC: there is no such variable, did you mean HEADRACE_LOG__SYNC?",

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.bus import Bus
-from headrace.sessions.rights import Keyring
-
 from headrace.config import Config
 from headrace.gateway.protocols import SPEAKERS
 from headrace.session import Session
+from headrace.sessions.rights import Keyring
 from tests.streams import Frames, frame
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.bus import Bus
-from headrace.log import Log
 
+from headrace.bus import Bus
 from headrace.config import Config, Loaded, load, reloadable
 from headrace.config.schema import SETTINGS
 from headrace.errors import LogFull
 from headrace.gateway import process
 from headrace.gateway.process import Gateway, StartError, allow_files, choose_loop, merge
 from headrace.gateway.systemd import Notifier, PassedSockets
+from headrace.log import Log
 from headrace.wire import blipmq
 from tests.gateway import speakers
 from tests.gateway.gateways import PATIENCE, SMALL, GatewayProcess, Peer

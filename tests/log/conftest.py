@@ -23,7 +23,8 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose files live in memory where the system has such a place: thousands of syncs cost nothing there."""
+    """A directory whose files live in memory where the system has such a place: thousands of syncs cost
+    nothing there."""
     if os.path.isdir("/dev/shm"):
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="headrace-") as path:
             yield Path(path)
@@ -52,7 +53,20 @@ def disk_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("disk.c")
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
     subprocess.run(
-        [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", library, source, "-ldl"],
+        [
+            compiler,
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-o",
+            library,
+            source,
+            "-ldl",
+        ],
         check=True,
     )
     return library

@@ -1,4 +1,5 @@
-"""A log on a disk that fills up, from the first refusal to a reopening; run by test_full_disk.py where its argument is the
+"""A log on a disk that fills up, from the first refusal to a reopening; run by test_full_disk.py where its
+argument is the
 place of a small file system of its own. It knows nothing of how that came about."""
 
 import os

@@ -18,7 +18,16 @@ def test_a_full_disk_is_survived(tmp_path: Path) -> None:
     """On a file system of one mebibyte that only this child sees."""
     prefix = private_mounts()
     assert prefix is not None
-    program = [*prefix, "sh", "-c", MOUNT_AND_RUN, str(tmp_path), sys.executable, full_disk.__file__, str(tmp_path)]
+    program = [
+        *prefix,
+        "sh",
+        "-c",
+        MOUNT_AND_RUN,
+        str(tmp_path),
+        sys.executable,
+        full_disk.__file__,
+        str(tmp_path),
+    ]
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     answer = subprocess.run(
         program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=250

@@ -1,4 +1,5 @@
-"""Whole records survive SIGKILL at any moment: while appending, rolling, recycling, syncing, and while the log is opened."""
+"""Whole records survive SIGKILL at any moment: while appending, rolling, recycling, syncing, and while the
+log is opened."""
 
 import json
 import random
@@ -24,12 +25,14 @@ def kill_and_count(directory: Path, place: Path, kills: int, options: dict[str, 
     report = place / "report"
     for _ in range(kills):
         task = {"options": options, "sizes": sizes, "seed": chance.getrandbits(32)}
-        process = subprocess.Popen([sys.executable, writer.__file__, str(directory), str(report), json.dumps(task)])
+        process = subprocess.Popen(
+            [sys.executable, writer.__file__, str(directory), str(report), json.dumps(task)]
+        )
         with writer.report(report) as view:
             view[writer.FIELDS.index("ready")] = 0
             try:
                 if chance.random() < 0.8:  # else also while it opens, or before
-                    eventually(lambda: view[writer.FIELDS.index("ready")])  # noqa: B023
+                    eventually(lambda: view[writer.FIELDS.index("ready")])
                     time.sleep(chance.random() * 0.1)
                 else:
                     time.sleep(chance.random() * 0.3)

@@ -40,7 +40,10 @@ def in_use() -> tuple[int, int]:
 
 def test_a_second_process_is_refused_and_told_who_has_it(directory: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_OPEN, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD_OPEN, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout is not None
@@ -92,7 +95,9 @@ def test_a_newer_version_is_refused(directory: Path, open_log: OpenLog) -> None:
     "text",
     ["", "{", "[]", "{}", '{"version": "x"}', '{"version": 1}', '{"version": 1, "id": "00"}', "\xff"],
 )
-def test_a_log_file_that_cannot_be_understood_is_damage(directory: Path, open_log: OpenLog, text: str) -> None:
+def test_a_log_file_that_cannot_be_understood_is_damage(
+    directory: Path, open_log: OpenLog, text: str
+) -> None:
     open_log().close()
     (directory / "LOG").write_text(text, encoding="latin-1")
     for use in (Log, LogReader, verify):
@@ -100,7 +105,9 @@ def test_a_log_file_that_cannot_be_understood_is_damage(directory: Path, open_lo
             use(directory)
 
 
-def test_segments_without_their_log_file_are_refused_and_left_alone(directory: Path, open_log: OpenLog) -> None:
+def test_segments_without_their_log_file_are_refused_and_left_alone(
+    directory: Path, open_log: OpenLog
+) -> None:
     open_log().close()
     (directory / "LOG").unlink()
     before = sorted(os.listdir(directory))
@@ -115,7 +122,7 @@ def test_segments_without_their_log_file_are_refused_and_left_alone(directory: P
 def test_a_directory_of_something_else_is_refused_and_left_alone(directory: Path) -> None:
     directory.mkdir()
     (directory / "thesis.tex").touch()
-    with pytest.raises(LogError, match="is not a headrace log, and not empty: it has thesis.tex"):
+    with pytest.raises(LogError, match=r"is not a headrace log, and not empty: it has thesis\.tex"):
         Log(directory)
     assert os.listdir(directory) == ["thesis.tex"]
 
@@ -245,7 +252,9 @@ def test_segments_are_not_inherited_by_children(open_log: OpenLog) -> None:
     fill_pool(log)
     own = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
     assert any(name.endswith(".seg") for name in own)
-    script = "import os; print([os.path.realpath('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd')])"
+    script = (
+        "import os; print([os.path.realpath('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd')])"
+    )
     seen = subprocess.run(
         [sys.executable, "-c", script], close_fds=False, capture_output=True, text=True, check=True
     )  # fmt: skip

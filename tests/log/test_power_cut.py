@@ -1,4 +1,5 @@
-"""What was safe survives a power cut, whatever became of the pages that were not yet synced, and the rest is whole records
+"""What was safe survives a power cut, whatever became of the pages that were not yet synced, and the rest
+is whole records
 that follow on, or nothing. The model is in disk.c and power_cut.py."""
 
 import json
@@ -79,11 +80,15 @@ def first_kept(directory: Path) -> int:
     return 0
 
 
-def check_image(image: Path, options: dict[str, object], sizes: str, numbers: dict[str, int], first: int) -> None:
+def check_image(
+    image: Path, options: dict[str, object], sizes: str, numbers: dict[str, int], first: int
+) -> None:
     problems = verify(image).problems
     with Log(image, **options) as log:  # type: ignore[arg-type]
         assert log.recovery.damage == ()
-        assert all("torn tail" in p.reason or "no sync mark" in p.reason or "missing" in p.reason for p in problems)
+        assert all(
+            "torn tail" in p.reason or "no sync mark" in p.reason or "missing" in p.reason for p in problems
+        )
         assert log.appended >= numbers["synced"]
         kept, end = writer.check(image, sizes)
         assert kept <= first
@@ -119,7 +124,12 @@ def test_what_was_safe_survives_a_power_cut(
             "retention_bytes": chance.choice((0, 10 * 65536)),
         }
         running = Writer(
-            disk_library, directory, memory / f"life-{life}", options=options, sizes=sizes, seed=chance.getrandbits(32)
+            disk_library,
+            directory,
+            memory / f"life-{life}",
+            options=options,
+            sizes=sizes,
+            seed=chance.getrandbits(32),
         )
         image = memory / "image"
         try:
@@ -132,7 +142,9 @@ def test_what_was_safe_survives_a_power_cut(
                     cut(directory, running.shadow, image, chance)
                     if (image / "LOG").exists():
                         shutil.copytree(image, memory / "checked")
-                        check_image(memory / "checked", options, sizes, running.numbers(), first_kept(directory))
+                        check_image(
+                            memory / "checked", options, sizes, running.numbers(), first_kept(directory)
+                        )
                         shutil.rmtree(memory / "checked")
                 running.go_on()
             rolled = max(rolled, max((int(path.name[:20]) for path in directory.glob("*.seg")), default=0))

@@ -187,7 +187,9 @@ def test_a_reader_stops_at_damage_and_can_go_on_behind_it(directory: Path) -> No
         file.seek(twin.END)
         file.write(b"?")
     reader = LogReader(directory)
-    with pytest.raises(LogDamaged, match=r"00000000000000000001.seg: the segment's readable end does not hold"):
+    with pytest.raises(
+        LogDamaged, match=r"00000000000000000001.seg: the segment's readable end does not hold"
+    ):
         reader.read()
     damage = reader.resume()
     assert (damage.segment, damage.position, damage.lost) == (1, twin.END, 0)

@@ -1,4 +1,5 @@
-"""Recovery: torn tails are cut and kept, damage that a sync mark covers is found, named and kept, and what was cut never
+"""Recovery: torn tails are cut and kept, damage that a sync mark covers is found, named and kept, and what
+was cut never
 comes back. Logs are made by the plain-Python twin or by the log itself, and then hurt."""
 
 import os
@@ -96,8 +97,10 @@ def place(segment: twin.Segment, offset: int) -> tuple[int, int]:
     return next((a, b) for a, b, record in segment.places if record.offset == offset and not record.control)
 
 
-def test_torn_tail_is_cut_at_the_last_whole_record(directory: Path, torn: twin.Segment, open_log: OpenLog) -> None:
-    begin, end = place(torn, 6)
+def test_torn_tail_is_cut_at_the_last_whole_record(
+    directory: Path, torn: twin.Segment, open_log: OpenLog
+) -> None:
+    begin, _ = place(torn, 6)
     patch(directory, 1, begin + 50, b"\xff\xff")
     tail = torn.encode()[begin : torn.end]
     log = open_log()
@@ -108,7 +111,7 @@ def test_torn_tail_is_cut_at_the_last_whole_record(directory: Path, torn: twin.S
     assert log.appended == 6
     assert aside(directory) == [f"{1:020d}-{begin}.tail"]
     kept = (directory / "aside" / aside(directory)[0]).read_bytes()
-    assert kept[: 50] + tail[50:52] + kept[52:] == tail
+    assert kept[:50] + tail[50:52] + kept[52:] == tail
     assert log.append(log.topic("a"), b"goes on") == 6
     assert read_all(directory) == {i: bytes([i]) * 16 for i in range(6)} | {6: b"goes on"}
     assert verify(directory).problems == []
@@ -127,8 +130,11 @@ def test_what_was_cut_never_comes_back(directory: Path, torn: twin.Segment, open
     assert read_all(directory) == {i: bytes([i]) * 16 for i in range(6)} | {6: b"n" * 16}
 
 
-def test_leftovers_of_a_segment_whose_first_record_is_torn_never_come_back(directory: Path, open_log: OpenLog) -> None:
-    """A power cut may lose the first page of the newest segment and keep the others: nothing shows that it was in use but
+def test_leftovers_of_a_segment_whose_first_record_is_torn_never_come_back(
+    directory: Path, open_log: OpenLog
+) -> None:
+    """A power cut may lose the first page of the newest segment and keep the others: nothing shows that it
+    was in use but
     records of its own generation in its middle."""
     first, second = twin.Segment(LOG_ID, 1), twin.Segment(LOG_ID, 2)
     first.control(twin.TOPIC, b"a", topic=1)
@@ -209,7 +215,9 @@ def test_whole_records_that_were_not_published_are_kept(directory: Path, open_lo
     assert read_all(directory) == {0: b"one", 1: b"two"}
 
 
-def test_a_sealed_segment_with_an_old_readable_end_is_read_to_its_seal(directory: Path, open_log: OpenLog) -> None:
+def test_a_sealed_segment_with_an_old_readable_end_is_read_to_its_seal(
+    directory: Path, open_log: OpenLog
+) -> None:
     segments = three_small_segments()
     twin.write_log(directory, LOG_ID, segments)
     patch(directory, 1, twin.END, twin.checked_end(segments[0].places[3][0], 1).to_bytes(8, "little"))
@@ -218,11 +226,16 @@ def test_a_sealed_segment_with_an_old_readable_end_is_read_to_its_seal(directory
     assert read_all(directory) == messages_of(segments)
 
 
-def test_lengths_are_bounded_before_they_are_believed(directory: Path, torn: twin.Segment, open_log: OpenLog) -> None:
+def test_lengths_are_bounded_before_they_are_believed(
+    directory: Path, torn: twin.Segment, open_log: OpenLog
+) -> None:
     begin, _ = place(torn, 9)
     for length in (0, 1, 47, 65536, 2**31, 2**32 - 1):
         patch(directory, 1, begin + 4, length.to_bytes(4, "little"))
-        with LogReader(directory) as reader, pytest.raises(LogDamaged, match=f"position {begin} does not hold"):
+        with (
+            LogReader(directory) as reader,
+            pytest.raises(LogDamaged, match=f"position {begin} does not hold"),
+        ):
             list(reader)
         assert [(p.segment, p.position) for p in verify(directory).problems] == [(1, begin)]
     assert open_log().appended == 9
@@ -301,7 +314,9 @@ def test_opening_names_every_flipped_byte_keeps_the_original_and_every_other_rec
         assert [(work / "aside" / name).read_bytes() for name in aside(work)] == originals
         lost = {d.offset for d in report.damage if d.lost}
         with LogReader(work) as reader:
-            assert {r.offset: r.payload for r in reader} == {o: p for o, p in messages.items() if o not in lost}
+            assert {r.offset: r.payload for r in reader} == {
+                o: p for o, p in messages.items() if o not in lost
+            }
             assert reader.lost == len(lost)
         reasons = [p.reason for p in verify(work).problems]
         gaps = len(hurt) if position >= twin.HEADER else 0
@@ -353,7 +368,9 @@ def _read(directory: Path, number: int, begin: int, end: int) -> bytes:
     return twin.segment_path(directory, number).read_bytes()[begin:end]
 
 
-def test_damage_at_the_very_end_of_what_is_marked_counts_its_offsets(directory: Path, open_log: OpenLog) -> None:
+def test_damage_at_the_very_end_of_what_is_marked_counts_its_offsets(
+    directory: Path, open_log: OpenLog
+) -> None:
     segments = three_small_segments()
     twin.write_log(directory, LOG_ID, segments)
     begin, _ = place(segments[2], 10)
@@ -443,7 +460,8 @@ def test_an_id_whose_name_is_lost_is_not_given_to_another_topic(directory: Path,
 def test_payloads_made_to_look_like_records_do_not_hide_those_behind_damage(
     directory: Path, open_log: OpenLog
 ) -> None:
-    """Each 16 bytes of the payload are a header with a fitting offset and a length of almost the whole segment: a search
+    """Each 16 bytes of the payload are a header with a fitting offset and a length of almost the whole
+    segment: a search
     that checked them all would read the segment thousands of times."""
     segment = twin.Segment(LOG_ID, 1, size=1 << 20)
     segment.control(twin.TOPIC, b"a", topic=1)
@@ -460,7 +478,9 @@ def test_payloads_made_to_look_like_records_do_not_hide_those_behind_damage(
     assert read_all(directory) == {1: b"behind", 2: b"and more"}
 
 
-def test_two_damaged_places_and_a_torn_tail_are_told_apart(directory: Path, torn: twin.Segment, open_log: OpenLog) -> None:
+def test_two_damaged_places_and_a_torn_tail_are_told_apart(
+    directory: Path, torn: twin.Segment, open_log: OpenLog
+) -> None:
     damaged = [place(torn, 1)[0], place(torn, 3)[0]]
     tail = place(torn, 7)[0]
     for position in (*damaged, tail):
@@ -528,7 +548,9 @@ def test_closing_leaves_everything_covered_by_a_mark(directory: Path, open_log: 
 
 
 @pytest.mark.parametrize("size", [16, 976], ids=["small", "large"])
-def test_stale_records_of_a_recycled_segment_are_never_read(directory: Path, open_log: OpenLog, size: int) -> None:
+def test_stale_records_of_a_recycled_segment_are_never_read(
+    directory: Path, open_log: OpenLog, size: int
+) -> None:
     """The worst case: all records have one size, so whole old records stand exactly where the next new one would."""
     log = open_log(sync="none", retention_bytes=0)
     for _ in range(4):
@@ -549,7 +571,8 @@ def test_stale_records_of_a_recycled_segment_are_never_read(directory: Path, ope
 
 
 def test_a_stale_segment_under_a_new_number_is_never_read(directory: Path, open_log: OpenLog) -> None:
-    """A power cut between the new name and the new header: all old records are there, under a number that is not theirs."""
+    """A power cut between the new name and the new header: all old records are there, under a number that
+    is not theirs."""
     segments = three_small_segments()
     twin.write_log(directory, LOG_ID, segments)
     old = twin.Segment(LOG_ID, 0, first=12)

@@ -1,4 +1,5 @@
-"""Retention: what goes by size and by age, what holds it back, what is carried forward, and what happens to those who are
+"""Retention: what goes by size and by age, what holds it back, what is carried forward, and what happens
+to those who are
 overrun."""
 
 import os
@@ -43,7 +44,9 @@ def later() -> int:
 # --- by size ------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_segments_go_when_the_log_is_as_large_as_it_may_be(directory: Path, open_log: OpenLog) -> None:
+def test_the_oldest_segments_go_when_the_log_is_as_large_as_it_may_be(
+    directory: Path, open_log: OpenLog
+) -> None:
     log = open_log(sync="none", retention_bytes=10 * SEGMENT)
     append_many(log, log.topic("a"), bytes(2000 * 1000), 1000)
     assert log.stats()["segments"] <= 10
@@ -171,7 +174,7 @@ def test_a_hold_blocks_and_full_says_who_holds(open_log: OpenLog) -> None:
     assert log.full is None
     log.hold("sink", 1)
     log.hold("other", 1 << 60)
-    with pytest.raises(LogFull, match="retention is reached and held back by sink at offset 1$"):
+    with pytest.raises(LogFull, match=r"retention is reached and held back by sink at offset 1$"):  # noqa: PT012
         while True:
             append_once(log, topic)
     assert log.full == "retention is reached and held back by sink at offset 1"
@@ -206,7 +209,7 @@ def test_a_message_too_large_for_what_is_left_makes_the_log_full(open_log: OpenL
     log.hold("sink", 0)
     fill_pool(log)
     largest = bytes(log.max_record - 48)
-    with pytest.raises(LogFull, match="held back by sink"):
+    with pytest.raises(LogFull, match="held back by sink"):  # noqa: PT012
         while True:
             log.append(topic, largest)
             settle_pool(log)
@@ -267,7 +270,9 @@ def test_saved_cursors_survive_retention_and_reopening(open_log: OpenLog) -> Non
     assert log.first > 0
 
 
-def test_a_segment_goes_only_when_what_was_carried_from_it_is_on_disk(directory: Path, open_log: OpenLog) -> None:
+def test_a_segment_goes_only_when_what_was_carried_from_it_is_on_disk(
+    directory: Path, open_log: OpenLog
+) -> None:
     """Else a power cut could lose both. With the policy none there is no other sync than the one this needs."""
     log = open_log(sync="none", retention_bytes=0)
     topic = log.topic("a")
@@ -313,7 +318,9 @@ def test_a_reader_that_is_overtaken_moves_forward_and_counts(open_log: OpenLog) 
     assert reader.overtaken > 100
 
 
-def test_a_segment_that_a_reader_holds_is_unlinked_instead_of_recycled(directory: Path, open_log: OpenLog) -> None:
+def test_a_segment_that_a_reader_holds_is_unlinked_instead_of_recycled(
+    directory: Path, open_log: OpenLog
+) -> None:
     log = open_log(sync="none", retention_bytes=0)
     topic = log.topic("a")
     append_many(log, topic, bytes(20 * 1000), 1000)

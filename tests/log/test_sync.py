@@ -1,4 +1,5 @@
-"""The two ends, the sync policies, group commit, and what happens when a sync fails. The disk waits or fails when told to."""
+"""The two ends, the sync policies, group commit, and what happens when a sync fails. The disk waits or
+fails when told to."""
 
 import os
 import select
@@ -61,14 +62,20 @@ def events_until(log: RemoteLog, wanted: int) -> int:
 
 @pytest.mark.parametrize(
     ("text", "policy"),
-    [("always", ("always", 0)), ("none", ("none", 0)), ("every:7", ("every", 7)), ("interval:20", ("interval", 20))],
+    [
+        ("always", ("always", 0)),
+        ("none", ("none", 0)),
+        ("every:7", ("every", 7)),
+        ("interval:20", ("interval", 20)),
+    ],
 )
 def test_policies_are_parsed(text: str, policy: tuple[str, int]) -> None:
     assert parse_sync(text) == policy
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Always", "every", "every:", "every:0", "every:-1", "every:x", "interval:1.5", "none:", "every:1 "]
+    "text",
+    ["", "Always", "every", "every:", "every:0", "every:-1", "every:x", "interval:1.5", "none:", "every:1 "],
 )
 def test_other_policies_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected always, every:N, interval:MS or none"):

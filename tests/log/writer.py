@@ -1,4 +1,5 @@
-"""A process that appends until it is killed, and says in shared memory how far it came. What it appends follows from the
+"""A process that appends until it is killed, and says in shared memory how far it came. What it appends
+follows from the
 offset alone, so that whoever opens the log afterwards can tell right from wrong.
 
     python writer.py DIRECTORY REPORT '{"options": {...}, "sizes": "mixed", "seed": 1}'
@@ -30,7 +31,8 @@ def payload(offset: int, sizes: str) -> bytes:
 
 
 def check(directory: Path, sizes: str) -> tuple[int, int]:
-    """Every record is there from the first to the last one, in order, and says what it should; the first offset, and the
+    """Every record is there from the first to the last one, in order, and says what it should; the first
+    offset, and the
     one after the last."""
     with LogReader(directory) as reader:
         first = end = -1

@@ -1,4 +1,5 @@
-"""The log's format in plain Python, after the description that opens log.pyx: makes segment files byte by byte and takes
+"""The log's format in plain Python, after the description that opens log.pyx: makes segment files byte by
+byte and takes
 them apart again. It knows nothing of appending, syncing or recovery."""
 
 import json
@@ -76,8 +77,8 @@ def decode(data: bytes, position: int, seed: int) -> tuple[Record, int] | None:
     """The record at a position and where the next one begins, or nothing if no whole one stands there."""
     if position + RECORD.size > len(data):
         return None
-    crc, length, offset, time, correlation, topic, origin, protocol, kind, flags, headers_size = RECORD.unpack_from(
-        data, position
+    crc, length, offset, time, correlation, topic, origin, protocol, kind, flags, headers_size = (
+        RECORD.unpack_from(data, position)
     )
     end = position + length + -length % 8
     if length < RECORD.size or end > len(data) or crc32c(data[position + 4 : end], seed) != crc:
@@ -188,4 +189,3 @@ def walk(data: bytes, log: bytes, number: int) -> Iterator[tuple[int, Record]]:
         if found[0].control and found[0].kind == SEAL:
             return
         position = found[1]
-

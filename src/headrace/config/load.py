@@ -21,7 +21,9 @@ from headrace.errors import ConfigError, Problem
 
 PREFIX: Final = "HEADRACE_"
 # Other parts of Headrace read these: the command line's options, the build, the tests.
-RESERVED: Final = frozenset(PREFIX + name for name in ("CONFIG", "DATA", "DEBUG", "ONLY", "SOAK"))
+RESERVED: Final = frozenset(
+    PREFIX + name for name in ("CLIENT_KEY", "CONFIG", "DATA", "DEBUG", "ONLY", "SOAK")
+)
 
 _SYNTAX_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _SHOWN_CHARS: Final = 80  # of a refused value
