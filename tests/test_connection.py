@@ -1212,6 +1212,7 @@ IDLE_CONNECTIONS = textwrap.dedent("""
 """)
 
 
+@pytest.mark.memory
 @on_both_loops
 @pytest.mark.parametrize("unix", [False, True])
 def test_an_idle_connection_costs_at_most_16_kib(loop: str, unix: bool, tmp_path: Path) -> None:

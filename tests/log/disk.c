@@ -7,7 +7,9 @@
    DISK_SHADOW=DIR   n           the bytes of file n as they are on the disk: those of its last sync, and pages that were
                                  written back since at any time
                      journal     one line for each change of a name, in order:
-                                 "+ n NAME" made, "> OLD NEW" renamed, "- NAME" removed, "= DIR" names of DIR synced */
+                                 "+ n NAME" made, "> OLD NEW" renamed, "- NAME" removed, "= DIR" names of DIR synced
+                     Where there is a journal already, another process was killed and its memory is lost, but not what
+                     the kernel has of its files: this one goes on with that. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -141,12 +143,64 @@ static void *write_back(void *unused) {
     return NULL;
 }
 
-/* What is there at the start is on the disk. */
-__attribute__((constructor)) static void start(void) {
+static void know(const char *name, int file) {
+    char path[PATH_MAX];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", watch, name);
+    if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode) || known_count == MOST) abort();
+    known[known_count].inode = info.st_ino;
+    known[known_count++].file = file;
+}
+
+/* Learns from the journal which file has which name now. */
+static void go_on(FILE *lines) {
+    static struct { char name[PATH_MAX]; int file; } names[MAPPINGS];
+    char line[2 * PATH_MAX], first[PATH_MAX], second[PATH_MAX];
+    int count = 0, n;
+    while (fgets(line, sizeof line, lines) != NULL) {
+        if (sscanf(line, "+ %d %s", &n, first) == 2) {
+            if (n > files) files = n;
+            for (int i = 0; i < count; i++)
+                if (strcmp(names[i].name, first) == 0) names[i--] = names[--count];
+            if (count == MAPPINGS) abort();
+            strcpy(names[count].name, first);
+            names[count++].file = n;
+        } else if (sscanf(line, "> %s %s", first, second) == 2) {
+            for (int i = 0; i < count; i++)
+                if (strcmp(names[i].name, second) == 0) names[i--] = names[--count];
+            for (int i = 0; i < count; i++)
+                if (strcmp(names[i].name, first) == 0) strcpy(names[i].name, second);
+        } else if (sscanf(line, "- %s", first) == 1)
+            for (int i = 0; i < count; i++)
+                if (strcmp(names[i].name, first) == 0) names[i--] = names[--count];
+    }
+    for (int i = 0; i < count; i++) know(names[i].name, names[i].file);
+}
+
+/* What is there at the very start is on the disk. */
+static void begin(void) {
     char path[PATH_MAX];
     struct dirent *entry;
+    DIR *directory = opendir(watch);
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        struct stat info;
+        int fd;
+        snprintf(path, sizeof path, "%s/%s", watch, entry->d_name);
+        if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode)) continue;
+        know(entry->d_name, ++files);
+        fd = REAL(open)(path, O_RDONLY | O_CLOEXEC);
+        remember(fd, files);
+        note("+ %d %s\n", files, entry->d_name);
+        close(fd);
+    }
+    if (directory != NULL) closedir(directory);
+    note("= \n");
+}
+
+__attribute__((constructor)) static void start(void) {
+    char path[PATH_MAX];
     pthread_t thread;
-    DIR *directory;
+    FILE *earlier;
     hold = getenv("DISK_HOLD");
     fail = getenv("DISK_FAIL");
     watch = getenv("DISK_WATCH");
@@ -156,20 +210,13 @@ __attribute__((constructor)) static void start(void) {
         return;
     }
     snprintf(path, sizeof path, "%s/journal", shadow);
+    earlier = fopen(path, "re");
     journal = REAL(open)(path, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-    directory = opendir(watch);
-    while (directory != NULL && (entry = readdir(directory)) != NULL) {
-        struct stat info;
-        int fd;
-        snprintf(path, sizeof path, "%s/%s", watch, entry->d_name);
-        if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode)) continue;
-        fd = REAL(open)(path, O_RDONLY | O_CLOEXEC);
-        remember(fd, new_file(info.st_ino));
-        note("+ %d %s\n", files, entry->d_name);
-        close(fd);
+    if (earlier == NULL) begin();
+    else {
+        go_on(earlier);
+        fclose(earlier);
     }
-    if (directory != NULL) closedir(directory);
-    note("= \n");
     if (pthread_create(&thread, NULL, write_back, NULL) != 0) abort();
 }
 

@@ -44,7 +44,7 @@ def test_conversation_in_the_documentation_is_what_happens(tmp_path: Path, conve
 def test_documentation_has_conversations_and_every_answer_of_the_gateway() -> None:
     assert len(CONVERSATIONS) == 4
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    raw = bytes.fromhex("".join(re.findall(r'^        "([0-9a-f ]+)"', snippet, re.MULTILINE)))
+    raw = bytes.fromhex("".join(re.findall(r'^ +"([0-9a-f ]+)"', snippet, re.MULTILINE)))
     assert [frame.type.name for frame in wire.Decoder().feed(raw)] == ["HELLO", "AUTH", "PUBLISH", "PING"]
     source = Path(__file__).parent.parent.parent / "ext" / "headrace" / "sessions" / "blipmq.pyx"
     texts = re.findall(r'self\.nack\(\s*(?:frame\.)?correlation, (\d+), f?"([^"{]+)', source.read_text())
