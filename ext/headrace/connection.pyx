@@ -31,6 +31,8 @@ cdef enum:
     COPIED_TAIL = 16 * 1024
     # A stated length is a stranger's word: beyond what arrived already, twice over, only this much is allocated.
     HEAD_START = 256 * 1024
+    # Whoever sends this much at once does not wait for an acknowledgement of its last segment: it need not be hurried.
+    BULK_READ = 64 * 1024
     # Memory beyond twice what is kept that is not worth giving back.
     SPARE_ROOM = 1024
     # How long input is thrown away after our last byte, if the peer keeps talking.
@@ -265,7 +267,7 @@ cdef class Connection:
         self.service.tally.reads += 1
         self.service.tally.bytes_in += <uint64_t> nbytes
         self.stirred = True
-        if self.tcp and self.service.quickack:
+        if nbytes < BULK_READ and self.tcp and self.service.quickack:
             hr_quickack(self.fd)
         if self.discarding or self.closed or self.session is None:
             return

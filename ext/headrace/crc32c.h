@@ -117,12 +117,29 @@ HR_CRC_TARGET static uint32_t hr_crc32c_hardware(uint32_t state, const void *dat
 }
 
 HR_CRC_TARGET static uint32_t hr_crc32c_record_hardware(uint32_t state, const void *record, const void *payload, size_t n) {
-    const uint8_t *p = (const uint8_t *)record;
-    size_t rest = n & 7;
-    state = HR_CRC_U32(state, hr_load_u32(p + 4));
-    for (int i = 8; i < 48; i += 8) state = HR_CRC_U64(state, hr_load_u64(p + i));
-    p = (const uint8_t *)payload;
-    state = hr_crc32c_hardware(state, p, n - rest);
+    const uint8_t *h = (const uint8_t *)record, *p = (const uint8_t *)payload;
+    size_t rest = n & 7, words = n / 8;
+    state = HR_CRC_U32(state, hr_load_u32(h + 4));
+    for (int i = 8; i < 48; i += 8) state = HR_CRC_U64(state, hr_load_u64(h + i));
+#ifdef __x86_64__
+    if (words >= 4 && words <= 2 * HR_CRC_STRIDE / 8) {
+        /* Header, first and second half of the payload side by side. */
+        size_t half = words / 2;
+        const uint8_t *q = p + 8 * (words - half);
+        uint32_t b = 0, c = 0;
+        __m128i moved;
+        for (size_t i = 0; i < 8 * half; i += 8) {
+            b = HR_CRC_U64(b, hr_load_u64(p + i));
+            c = HR_CRC_U64(c, hr_load_u64(q + i));
+        }
+        if (words & 1) b = HR_CRC_U64(b, hr_load_u64(p + 8 * half));
+        moved = _mm_xor_si128(
+            _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)state), _mm_cvtsi32_si128((int)hr_crc_power[words]), 0),
+            _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)b), _mm_cvtsi32_si128((int)hr_crc_power[half]), 0));
+        state = HR_CRC_U64(0, (uint64_t)_mm_cvtsi128_si64(moved)) ^ c;
+    } else
+#endif
+        state = hr_crc32c_hardware(state, p, n - rest);
     if (rest) {
         uint64_t last = 0;
         if (n >= 8)

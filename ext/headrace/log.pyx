@@ -96,6 +96,7 @@ cdef extern from "platform.h" nogil:
     int hr_sync_dir(const char* path)
     int hr_fill(int fd, uint64_t start, uint64_t size)
     void hr_prefault(void* base, size_t size)
+    void hr_prefetch_write(const void* p)
     int hr_wake_open(int* fds)
     void hr_wake(int fd)
     void hr_wake_clear(int fd)
@@ -1101,6 +1102,11 @@ cdef class Log:
             self.last_time = m.now
         whole = padded(length)
         words = <uint64_t*>record
+        # The next records' lines are not in the cache: a recycled segment was last written long ago. Reading ahead of the
+        # end of the mapping is harmless.
+        hr_prefetch_write(<uint8_t*>record + whole + 512)
+        hr_prefetch_write(<uint8_t*>record + whole + 576)
+        hr_prefetch_write(<uint8_t*>record + whole + 640)
         words[(whole >> 3) - 1] = 0
         # Whole words, as the checksum reads them: see hr_crc32c_record.
         words[0] = length << 32

@@ -34,6 +34,9 @@ static inline void hr_store_int(int *p, int v) { __atomic_store_n(p, v, __ATOMIC
 static inline int hr_swap_int(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int hr_or_int(int *p, int v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 
+/* Fetches the cache line at `p` for writing. */
+static inline void hr_prefetch_write(const void *p) { __builtin_prefetch(p, 1, 3); }
+
 static inline int64_t hr_now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);

@@ -47,26 +47,22 @@ def open_log(directory: Path) -> Iterator[Callable[..., Log]]:
 
 
 @pytest.fixture(scope="session")
-def disk_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """disk.c, compiled."""
-    library = tmp_path_factory.mktemp("disk") / "disk.so"
-    source = Path(__file__).with_name("disk.c")
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-    subprocess.run(
-        [
-            compiler,
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            "-pthread",
-            "-o",
-            library,
-            source,
-            "-ldl",
-        ],
-        check=True,
-    )
-    return library
+def compile_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a shared library of a C file that stands next to this one."""
+
+    def compile_it(name: str) -> Path:
+        library = tmp_path_factory.mktemp("compiled") / Path(name).with_suffix(".so")
+        source = Path(__file__).with_name(name)
+        headers = Path(__file__).parents[2] / "ext" / "headrace"
+        compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-I{headers}"]
+        subprocess.run([compiler, *flags, "-o", library, source, "-ldl"], check=True)
+        return library
+
+    return compile_it
+
+
+@pytest.fixture(scope="session")
+def disk_library(compile_c: Callable[[str], Path]) -> Path:
+    """The disk for tests, to be preloaded."""
+    return compile_c("disk.c")

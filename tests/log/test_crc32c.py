@@ -1,6 +1,9 @@
 """CRC-32C: the portable and the hardware implementation against known answers and the plain-Python twin."""
 
+import ctypes
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +84,29 @@ def test_a_register_goes_on_where_it_stopped() -> None:
 def test_bytes_that_cannot_be_read_as_memory_are_refused() -> None:
     with pytest.raises(TypeError):
         crc32c("text")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def probe(compile_c: Callable[[str], Path]) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compile_c("crc32c_probe.c")))
+    for name in ("record_crc", "plain_crc"):
+        getattr(library, name).restype = ctypes.c_uint32
+    return library
+
+
+@pytest.mark.parametrize("hardware", [0, 1], ids=["portable", "fastest"])
+def test_checksum_of_a_record_is_that_of_its_bytes_in_one_piece(probe: ctypes.CDLL, hardware: int) -> None:
+    """It is computed from a header here and a payload there, which need not be aligned."""
+    chance = random.Random(4)
+    buffer = ctypes.create_string_buffer(LONGEST + 16)
+    for size in (*range(200), 255, 256, 257, 767, 768, 769, 1024, 2199):
+        for start in (0, 1, 4, 7):
+            header, payload, state = chance.randbytes(48), chance.randbytes(size), chance.getrandbits(32)
+            buffer[start : start + size] = payload
+            whole = header[4:] + payload + bytes(-size % 8)
+            where = ctypes.c_void_p(ctypes.addressof(buffer) + start)
+            answer = probe.record_crc(hardware, ctypes.c_uint32(state), header, where, ctypes.c_size_t(size))
+            assert answer == crc32c(whole, state, portable=True), (size, start)
+            assert probe.plain_crc(hardware, ctypes.c_uint32(state), where, ctypes.c_size_t(size)) == crc32c(
+                payload, state, portable=True
+            )

@@ -110,8 +110,8 @@ def check_image(
 def test_what_was_safe_survives_a_power_cut(
     memory: Path, disk_library: Path, policy: str, sizes: str, soak: int
 ) -> None:
-    """Several lives. One ends with a power cut, and the next begins with what that left; or with a kill, and the next one
-    begins with what the kernel has, of which the disk may not know yet."""
+    """Several lives. One ends with a power cut, and the next begins with what that left; or with a kill, and the next
+    one begins with what the kernel has, of which the disk may not know yet."""
     seed = random.randrange(2**32)
     print("seed", seed)  # shown where this fails
     chance = random.Random(seed)
