@@ -1,5 +1,6 @@
 # The bus's C interface: what sessions publish and take with. See bus.pyx.
 
+cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.log cimport Keeper, Log, Message, Origin, RecordHeader, Segment, View
@@ -8,7 +9,7 @@ from headrace.wake cimport Waker
 
 
 cdef enum Protocol:         # RecordHeader.protocol
-    NO_PROTOCOL = 0         # the gateway itself: dead letters
+    NO_PROTOCOL = 0         # the gateway itself
     BLIPMQ = 1
     OVERHOP = 2
     RELINK = 3
@@ -16,13 +17,19 @@ cdef enum Protocol:         # RecordHeader.protocol
     FELIX = 5
     PROTOCOLS = 8           # room in the counters
 
-cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on
-    CONTROL_SUBSCRIPTION = 16   # the whole state of a durable subscription (JSON)
+cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all numbers are u64
+    CONTROL_SUBSCRIPTION = 16   # correlation: subscription id; headers: what it is (JSON); payload: where it stands, as
+                                # Subscription.write_state() says
     CONTROL_UNSUBSCRIBE = 17    # correlation: subscription id
     CONTROL_ACK = 18            # correlation: subscription id; payload: floor, offsets above it that are acknowledged
     CONTROL_ATTEMPT = 19        # correlation: subscription id; payload: offset, deliveries so far
-    CONTROL_CARRY = 20          # headers: subscription ids; payload: a message record as it was
+    CONTROL_CARRY = 20          # correlation: offset; headers: who has it in flight, pairs of subscription id and
+                                # deliveries; payload: the message record as it was, or nothing: as in the one before
     CONTROL_IDS = 21            # correlation: no subscription id at or above this was given out
+    CONTROL_PART = 22           # correlation: subscription id; headers: which part; payload: the beginning of what the
+                                # next CONTROL_SUBSCRIPTION has no room for
+    CONTROL_PASSED = 23         # correlation: subscription id; payload: the offset from which on, and the one before
+                                # which, everything was passed over for max_pending
 
 
 cdef struct Positions:      # where a topic's messages are in the open segment
@@ -32,20 +39,26 @@ cdef struct Positions:      # where a topic's messages are in the open segment
     uint32_t topic
 
 cdef struct Index:          # Segment.index: open it is a list of Positions, sealed a mapped file
-    uint64_t number
     Positions** open_lists
     uint32_t topics
     uint32_t room
-    const uint32_t* mapped  # sealed: topics x (topic, start, count), sorted by topic; then all positions
+    uint32_t* marks         # where every MARK_EVERY-th message is, in units of 8 bytes: the others are not far from one
+    uint32_t marks_count
+    uint32_t marks_room     # 0: they are in the mapped words
+    const uint32_t* mapped  # sealed: topics x (topic, start, count), sorted by topic; all positions; all marks
     size_t mapped_size
     uint32_t* kept          # sealed, but no file could be made: the same words in memory
 
 cdef struct Topic:
     uint64_t segment        # number of the segment that `here` belongs to
     Positions* here
-    void** subscriptions    # Subscription objects that match, borrowed from Bus.subscriptions
+    uint64_t total          # messages that the index ever had of it
+    void** subscriptions    # Subscription objects for exactly this topic, borrowed from Bus.subscriptions
     uint32_t subscriptions_count
     uint32_t subscriptions_room
+    void** interests        # Interest objects that match it, borrowed from Bus.interests
+    uint32_t interests_count
+    uint32_t interests_room
     bint known              # filters were matched against it
     bint dirty              # it is on the list for the next dispatch
 
@@ -53,10 +66,20 @@ cdef struct Flight:         # delivered at least once, not yet acknowledged
     uint64_t offset
     uint64_t segment        # number
     uint64_t position
-    int64_t due             # when to deliver it again; 0: now
+    int64_t due             # when to deliver it again
     uint32_t deliveries
-    uint32_t member         # who has it; 0: nobody
-    bint done
+    bint ready              # its time has come: it waits for a taker
+    bint done               # and only keeps its place
+    void* member            # the Member who has it, borrowed from Subscription.members; NULL: nobody
+
+cdef struct Entry:
+    int64_t key
+    uint64_t offset         # of a flight; whether the entry still holds, the flight says
+
+cdef struct Heap:           # the smallest key first
+    Entry* items
+    uint32_t count
+    uint32_t room
 
 cdef struct Delivery:
     View view
@@ -65,6 +88,39 @@ cdef struct Delivery:
     bint confirm            # an acknowledgement is expected
 
 
+# A filter and the topics that it matches, for all subscriptions that have it.
+@cython.final
+cdef class Interest:
+    cdef uint32_t id                    # in the trie
+    cdef list subscriptions
+    cdef uint32_t count                 # topics
+    cdef uint32_t* table                # few topics: their ids, open addressing; 0 is no topic
+    cdef uint32_t table_room            # a power of two
+    cdef uint64_t* bits                 # many topics: one bit for each id
+    cdef uint32_t words
+    cdef bint failed                    # for want of memory it does not know all of its topics
+
+    cdef bint has(self, uint32_t topic) noexcept nogil
+    cdef int admit(self, Bus bus, uint32_t topic) noexcept
+    cdef int put(self, uint32_t topic, uint32_t topics) noexcept
+    cdef void leave_topics(self, Bus bus) noexcept
+    cdef uint64_t next_position(self, const Index* index, uint64_t start) noexcept nogil
+
+
+# A durable subscription as the log tells it, while the log is read.
+@cython.final
+cdef class Remembered:
+    cdef dict description               # the JSON part
+    cdef uint64_t segment               # number of the first segment that a part of it is in
+    cdef uint64_t cursor                # everything that matches below was handed out
+    cdef uint64_t floor                 # everything that matches below is done with
+    cdef dict open                      # offset -> deliveries: in flight then, or delivered again since
+    cdef set acked                      # acknowledged, at or above the cursor
+    cdef list passed                    # pairs of offsets, ascending: from the first to before the second was passed over
+    cdef Py_ssize_t prune_at            # with so many of these it is time to forget those below the cursor
+
+
+@cython.final
 cdef class Subscription:
     cdef Bus bus
     cdef readonly uint64_t id
@@ -77,40 +133,45 @@ cdef class Subscription:
     cdef readonly bint queue            # members share it
     cdef readonly bint confirm_all      # every message is to be acknowledged, however it was published
     cdef readonly bint closed
-    cdef uint64_t restored_below        # offsets from before the restart that it came through
-    cdef dict attempts                  # offset -> deliveries, from before that restart; None: none
     cdef uint32_t topic                 # exact: its id
-    cdef uint32_t filter_id             # in the trie
-    cdef uint64_t* interest             # filter: one bit per topic id
-    cdef uint32_t interest_words
+    cdef uint32_t slot                  # its place in Topic.subscriptions or Interest.subscriptions
+    cdef Interest interest              # filter
     # the cursor: everything before it was handed out
     cdef uint64_t segment               # number
     cdef uint64_t position              # filter: in the segment. exact: how many of the segment's list are behind
-    cdef const uint32_t* list_          # exact, sealed segment: its list
+    cdef uint64_t behind                # exact: how many of Topic.total are
+    cdef const uint32_t* list_          # exact: the segment's list, good until the next message is published
     cdef uint32_t list_count
-    cdef uint64_t list_segment          # number of the segment that list_ is of
+    cdef uint64_t list_segment          # number of the sealed segment that list_ is of; 0: to be looked up
     cdef uint64_t next_offset           # offset that the cursor is at or before
+    cdef uint64_t searched              # filter: nothing more is below this lsn, whether safe or not
     # in flight
     cdef Flight* flights                # ring, ascending offsets
     cdef uint32_t flights_first
     cdef uint32_t flights_count
     cdef uint32_t flights_room          # a power of two
-    cdef readonly uint32_t open_flights # not done
-    cdef int64_t next_due
+    cdef uint32_t open_flights          # not done
+    cdef Heap later                     # by when they are due
+    cdef Heap ready                     # by offset: those whose time has come
     cdef public uint32_t max_inflight
     cdef public uint32_t max_deliveries
     cdef public int64_t redelivery_us
     cdef public int64_t max_redelivery_us
     cdef public uint64_t max_pending    # 0: no limit; exact subscriptions only
-    cdef set acked                      # offsets at or above the floor that were acknowledged in an earlier life
-    cdef uint64_t* unwritten            # acknowledgements that the log does not have yet
+    # from before a restart
+    cdef uint64_t restored_below        # offsets from before the last one that it came through
+    cdef set acked                      # offsets at or above the cursor that are acknowledged
+    cdef uint32_t late_acks             # how many of these came since
+    # what the log has
+    cdef uint64_t state_segment         # where its CONTROL_SUBSCRIPTION begins; 0: nowhere
+    cdef uint64_t acks_above            # acknowledgements above the floor that were written since
+    cdef uint64_t* unwritten            # acknowledgements that it does not have yet
     cdef uint32_t unwritten_count
     cdef uint32_t unwritten_room
     cdef bint ack_pending               # on the bus's list of those
     cdef bint waits_safe                # on the bus's list of those that met the safe end
-    cdef uint64_t state_segment         # where its CONTROL_SUBSCRIPTION stands
+    cdef bint wake_due                  # on the list of a dispatch
     cdef list members
-    cdef uint32_t next_member
     cdef Py_ssize_t turn                # round robin
     cdef int64_t alone_since            # no member since; 0: it has one
     cdef readonly uint64_t delivered
@@ -119,66 +180,86 @@ cdef class Subscription:
     cdef readonly uint64_t dead
     cdef readonly uint64_t lost
 
+    # What sessions use.
     cpdef Member join(self, Waker waker, int64_t credits, int64_t now)
     cdef int take(self, Member member, int64_t now, Delivery* out) except -1
     cdef bint ack_offset(self, uint64_t offset) except -1
-    cdef int settle(self) except -1
-    cdef Flight* due_flight(self, int64_t now) except? NULL
-    cdef int give_back(self, Flight* flight) except -1
-    cdef int note_ack(self, uint64_t offset) except -1
-    cdef bint matches(self, uint64_t offset) except -1
-    cdef uint64_t low_water(self) noexcept
-    cdef bint next_record(self, uint64_t limit, Segment** segment, uint64_t* position) except -1
-    cdef void skip_one(self, Segment* segment, uint64_t position) noexcept
-    cdef bint resolve(self, Segment* segment) noexcept
-    cdef int seek_end(self) except -1
-    cdef int seek(self, uint64_t offset) except -1
+    cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1
+
     cdef bint interested(self, uint32_t topic) noexcept nogil
-    cdef int attach(self, uint32_t topic) except -1
+    cdef bint confirms(self, const RecordHeader* record) noexcept nogil
+    cdef bint spared(self, const RecordHeader* record) except -1
+    cdef bint resolve(self, Segment* segment) noexcept
+    cdef bint next_record(self, uint64_t limit, Segment** segment, uint64_t* position) noexcept
+    cdef bint more_beyond(self) noexcept
+    cdef void skip_one(self, Segment* segment, uint64_t position) noexcept
+    cdef bint waits_in(self, Segment* segment) except -1
+    cdef void seek_end(self) noexcept
+    cdef void seek(self, uint64_t offset) noexcept
+    cdef uint64_t pass_over(self, Segment* segment, uint64_t most) except? 0
+    cdef int overtaken(self, Segment* segment) except -1
+    cdef int apply_pending_limit(self, int64_t now) except -1
+    cdef int leave(self, Member member, int64_t now) except -1
+    cdef int take_off(self, Member member, int64_t now) except -1
+    cdef int redeliver(self, Flight* flight, Member member, int64_t now, Delivery* out) except -1
+    cdef int64_t backoff(self, uint32_t deliveries) noexcept nogil
+    cdef Flight* flight_at(self, uint32_t i) noexcept nogil
     cdef Flight* flight(self, uint64_t offset) noexcept nogil
     cdef Flight* add_flight(self, uint64_t offset) except NULL
-    cdef int64_t backoff(self, uint32_t deliveries) noexcept nogil
-    cdef int bury(self, Flight* flight, int64_t now, str reason) except -1
-    cdef int write_state(self, int64_t now) except -1
-    cdef int write_acks(self, int64_t now) except -1
-    cdef int leave(self, Member member, int64_t now) except -1
-    cdef int wake_members(self) except -1
-    cdef int overtaken(self, Segment* segment) except -1
-    cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1
+    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t now) except -1
+    cdef int schedule(self, Flight* flight, int64_t due) except -1
+    cdef int make_ready(self, Flight* flight) except -1
+    cdef Flight* next_ready(self) noexcept
+    cdef int promote(self, int64_t now) except -1
     cdef int64_t check_due(self, int64_t now) except -2
-    cdef void apply_pending_limit(self) except *
+    cdef void give_back(self, Flight* flight) noexcept
+    cdef int finish(self, Flight* flight) except -1
+    cdef int remember(self, uint64_t offset) except -1
+    cdef void settle(self) noexcept
+    cdef int bury(self, Flight* flight, int64_t now, str reason) except -1
+    cdef int wake_members(self) except -1
+    cdef uint64_t low_water(self) noexcept
+    cdef int write_state(self, int64_t now) except -100
+    cdef int write_acks(self, int64_t now) except -100
+    cdef void shut(self) noexcept
 
 
+# One peer's part of a subscription.
+@cython.final
 cdef class Member:
-    """One peer's part of a subscription."""
     cdef readonly Subscription subscription
-    cdef readonly uint32_t id
     cdef Waker waker
     cdef public int64_t credits         # how many more it takes; -1: no limit
     cdef readonly uint32_t inflight
     cdef readonly bint gone
 
 
+@cython.final
 cdef class Bus(Keeper):
     cdef readonly Log log
     cdef public object schedule         # called with nothing when dispatch() has something to do; once until it ran
     cdef readonly dict subscriptions    # id -> Subscription
-    cdef dict by_filter                 # trie id -> list of Subscription
+    cdef readonly bint closed
+    cdef dict interests                 # trie id -> Interest
     cdef Trie filters
     cdef TopicTree names
     cdef Topic* topics
     cdef uint32_t topics_room
     cdef readonly uint32_t max_topics
-    cdef uint64_t open_number           # of the segment that has open Positions
+    cdef uint64_t open_number           # of the segment that has open Positions; 0: none
+    cdef Index* open_index              # its index
+    cdef uint32_t unmarked              # messages until the next mark in it
     cdef uint32_t* dirty
     cdef uint32_t dirty_count
     cdef uint32_t dirty_room
     cdef bint scheduled
     cdef list acking                    # subscriptions with unwritten acknowledgements
     cdef list safe_waiters              # subscriptions to wake when the safe end moved
+    cdef list stateless                 # durable subscriptions that the log knows nothing of any more
+    cdef list leaving                   # ids of those that were dropped, which the log does not know
     cdef uint64_t next_id
     cdef uint64_t ids_written           # ids below this need no new CONTROL_IDS
-    cdef uint64_t ids_segment
+    cdef uint64_t ids_segment           # where that stands; 0: nowhere
     cdef readonly double durable_grace
     cdef readonly str dead_prefix
     cdef dict defaults
@@ -193,22 +274,34 @@ cdef class Bus(Keeper):
     cdef readonly uint64_t expired
     cdef readonly uint64_t carried_count
 
+    # What sessions use.
     cdef uint32_t topic_id(self, const char* text, Py_ssize_t n) except 0
     cdef int publish_message(self, Message* m) noexcept nogil
     cdef int flush(self, int64_t now) except -1
-    cdef int put_position(self, Message* m) noexcept nogil
-    cdef int seal_index(self, uint64_t number) noexcept nogil
-    cdef Index* index_of(self, Segment* segment) noexcept nogil
+    cdef Subscription find(self, uint64_t id)
+
+    cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) except 0
     cdef int grow_topics(self, uint32_t id) except -1
     cdef int know_topic(self, uint32_t id) except -1
     cdef Segment* segment_at(self, uint64_t number) noexcept nogil
+    cdef uint64_t walk_from(self, Segment* segment, uint64_t offset) noexcept nogil
+    cdef RecordHeader* record_at(self, uint64_t offset, Segment** segment) noexcept nogil
+    cdef int put_position(self, Message* m) noexcept nogil
+    cdef int open_segment(self, Segment* segment) noexcept nogil
+    cdef int put_mark(self, uint64_t position) noexcept nogil
+    cdef int seal_index(self) noexcept nogil
+    cdef void free_indexes(self) noexcept
     cdef uint64_t end_for(self, Subscription subscription) noexcept nogil
     cdef int mark_dirty(self, uint32_t topic) noexcept nogil
-    cdef Subscription find(self, uint64_t id)
+    cdef int write_backlog(self, int64_t now) except -1
+    cdef Subscription make(self, uint64_t id, bytes text, dict description, bint limited)
+    cdef int follow(self, Subscription subscription, bint limited) except -1
+    cdef int unfollow(self, Subscription subscription) except -1
     cdef int drop(self, Subscription subscription, int64_t now, bint write) except -1
-    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) except -1
-    cdef int _reserve_ids(self, int64_t now) except -1
-    cdef int _carry_message(self, Segment* segment, uint64_t position, list ids, int64_t now) except -1
-    cdef int _restore(self) except -1
-    cdef int _replay(self, View* view, uint64_t number, uint64_t position, dict states, dict carried) except -1
-    cdef int _revive(self, uint64_t id, dict state, dict carried) except -1
+    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) noexcept
+    cdef int reserve_ids(self, int64_t now) except -1
+    cdef int carry_message(self, Segment* segment, uint64_t position, list owners, int64_t now) except -100
+    cdef bint room_may_come(self, int rc) except -1
+    cdef int restore(self, int64_t now) except -1
+    cdef int replay(self, View* view, uint64_t number, uint64_t position, dict states, dict copies, dict parts) except -1
+    cdef int revive(self, uint64_t id, Remembered state, dict copies, int64_t now) except -1

@@ -8,38 +8,53 @@ whoever subscribed is woken later, once per loop turn. So it costs the same with
 What must survive a restart is in the log as control records, and is carried forward when their segment is retired.
 """
 
+import base64
 import json
+from array import array
+from bisect import bisect_right
 from collections import namedtuple
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
-from libc.string cimport memcpy, memmove, memset
-from posix.mman cimport MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, mmap, munmap
+from libc.string cimport memcpy, memset
+from posix.mman cimport munmap
 
 from headrace.log cimport (
     APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, RECORD_HEADER,
     SEGMENT_HEADER, Keeper, Log, Message, Origin, RecordHeader, Segment, View, padded, view_record,
 )
-from headrace.trie cimport TopicTree, Trie, filter_matches
+from headrace.trie cimport TOPIC_BYTES, TopicTree, Trie
 from headrace.wake cimport Waker
 
 cdef extern from "platform.h" nogil:
     int64_t hr_now_us()
     void* hr_map_unnamed(const char* directory, const void* data, size_t size)
 
-from headrace.errors import BusError, LogFull
+from headrace.errors import BusError, LogError, LogFull
 from headrace.trie import check_filter
 
 cdef enum:
     TOPIC_WORDS = 128        # what matching one topic against all filters may cost grows with its words
     ID_BLOCK = 1024          # subscription ids are reserved in the log this many at a time
+    MARK_EVERY = 256         # messages between two marks of a segment's index
+    WALK = 1024              # records that a filter passes in vain before it asks the index where to go on
+    OWNERS = 32              # flights that one CONTROL_CARRY names
+    SPARE_FLIGHTS = 64       # done ones, and entries that hold no more, are kept up to as many as open ones and these
+    ACKS_REPEATED = 4096     # acknowledgements above the floor that a restart has to remember one by one
+    UNWRITTEN = 65536        # acknowledgements that wait for room in the log one by one
+    BURY_AGAIN_US = 100_000  # after the log had no room for a dead letter
+
+cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that is not the segment's number
 
 PROTOCOL_NAMES = ("", "blipmq", "overhop", "relink", "zeroctl", "felix")
 
 Received = namedtuple("Received", "offset time topic payload headers parts protocol kind flags correlation tag deliveries confirm")
 Received.__doc__ = "One delivery as Python sees it. `confirm`: acknowledge it with `tag`."
 
+
+# --- the index of a segment --------------------------------------------------------------------------------------------
 
 cdef int by_topic(const void* a, const void* b) noexcept nogil:
     cdef uint32_t x = (<Positions**>a)[0].topic
@@ -54,6 +69,8 @@ cdef void free_index(Index* index) noexcept nogil:
             free(index.open_lists[i].list)
             free(index.open_lists[i])
         free(index.open_lists)
+    if index.marks_room:
+        free(index.marks)
     if index.kept != NULL:
         free(index.kept)
     elif index.mapped != NULL:
@@ -61,18 +78,219 @@ cdef void free_index(Index* index) noexcept nogil:
     free(index)
 
 
-cdef Py_ssize_t memcount(const char* text, Py_ssize_t n, char wanted) noexcept nogil:
-    cdef Py_ssize_t i, count = 0
+# --- flights by time ---------------------------------------------------------------------------------------------------
+
+cdef inline bint sooner(const Entry* a, const Entry* b) noexcept nogil:
+    return a.key < b.key or (a.key == b.key and a.offset < b.offset)
+
+
+cdef int heap_push(Heap* heap, int64_t key, uint64_t offset) noexcept nogil:
+    cdef Entry* grown
+    cdef Entry entry
+    cdef uint32_t at, parent, room
+    if heap.count == heap.room:
+        room = heap.room * 2 + 16
+        grown = <Entry*>realloc(heap.items, room * sizeof(Entry))
+        if grown == NULL:
+            return -1
+        heap.items = grown
+        heap.room = room
+    entry.key = key
+    entry.offset = offset
+    at = heap.count
+    heap.count += 1
+    while at:
+        parent = (at - 1) >> 1
+        if not sooner(&entry, &heap.items[parent]):
+            break
+        heap.items[at] = heap.items[parent]
+        at = parent
+    heap.items[at] = entry
+    return 0
+
+
+cdef void heap_pop(Heap* heap) noexcept nogil:
+    cdef Entry entry
+    cdef uint32_t at = 0, child
+    heap.count -= 1
+    entry = heap.items[heap.count]
+    while True:
+        child = 2 * at + 1
+        if child >= heap.count:
+            break
+        if child + 1 < heap.count and sooner(&heap.items[child + 1], &heap.items[child]):
+            child += 1
+        if not sooner(&heap.items[child], &entry):
+            break
+        heap.items[at] = heap.items[child]
+        at = child
+    heap.items[at] = entry
+
+
+# --- topics and filters ------------------------------------------------------------------------------------------------
+
+cdef Py_ssize_t words_of(const char* topic, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i, count = 1
     for i in range(n):
-        count += text[i] == wanted
+        count += topic[i] == c"."
     return count
 
 
-cdef void found_topic(void* ctx, uint32_t id) noexcept:
+cdef inline uint32_t place_of(uint32_t topic, uint32_t room) noexcept nogil:
+    return ((topic * <uint32_t>2654435769) >> 7) & (room - 1)
+
+
+cdef void note_id(void* ctx, uint32_t id) noexcept:
     (<list>ctx).append(id)
 
 
+cdef void note_topic(void* ctx, uint32_t id) noexcept:
+    cdef Interest interest = <Interest>(<tuple>ctx)[0]
+    if interest.admit(<Bus>(<tuple>ctx)[1], id) != 0:
+        interest.failed = True
+
+
+@cython.final
+cdef class Interest:
+    def __dealloc__(self):
+        free(self.table)
+        free(self.bits)
+
+    cdef bint has(self, uint32_t topic) noexcept nogil:
+        cdef uint32_t at
+        if self.bits != NULL:
+            return (topic >> 6) < self.words and (self.bits[topic >> 6] >> (topic & 63)) & 1
+        if self.table == NULL:
+            return False
+        at = place_of(topic, self.table_room)
+        while self.table[at]:
+            if self.table[at] == topic:
+                return True
+            at = (at + 1) & (self.table_room - 1)
+        return False
+
+    cdef int admit(self, Bus bus, uint32_t topic) noexcept:
+        """A topic that the filter matches; -1: no memory."""
+        cdef Topic* entry = &bus.topics[topic]
+        cdef void** grown
+        if self.has(topic):
+            return 0
+        if entry.interests_count == entry.interests_room:
+            grown = <void**>realloc(entry.interests, (entry.interests_room * 2 + 2) * sizeof(void*))
+            if grown == NULL:
+                return -1
+            entry.interests = grown
+            entry.interests_room = entry.interests_room * 2 + 2
+        if self.put(topic, bus.log.names_count) != 0:
+            return -1
+        entry.interests[entry.interests_count] = <void*>self
+        entry.interests_count += 1
+        return 0
+
+    cdef int put(self, uint32_t topic, uint32_t topics) noexcept:
+        """Puts a topic into the set, which is a table as long as that is smaller than a bit for each topic there is."""
+        cdef uint32_t* table
+        cdef uint64_t* bits
+        cdef uint32_t room, words, i, at
+        if self.bits == NULL and 2 * (self.count + 1) > self.table_room:
+            room = self.table_room * 2 if self.table_room else 8
+            words = (max(topics, topic) >> 6) + 1
+            if <uint64_t>room * sizeof(uint32_t) < <uint64_t>words * sizeof(uint64_t):
+                table = <uint32_t*>calloc(room, sizeof(uint32_t))
+                if table == NULL:
+                    return -1
+                for i in range(self.table_room):
+                    if self.table[i]:
+                        at = place_of(self.table[i], room)
+                        while table[at]:
+                            at = (at + 1) & (room - 1)
+                        table[at] = self.table[i]
+                free(self.table)
+                self.table = table
+                self.table_room = room
+            else:
+                bits = <uint64_t*>calloc(words, sizeof(uint64_t))
+                if bits == NULL:
+                    return -1
+                for i in range(self.table_room):
+                    if self.table[i]:
+                        bits[self.table[i] >> 6] |= <uint64_t>1 << (self.table[i] & 63)
+                free(self.table)
+                self.table = NULL
+                self.table_room = 0
+                self.bits = bits
+                self.words = words
+        if self.bits != NULL:
+            if (topic >> 6) >= self.words:
+                words = max((topic >> 6) + 1, self.words * 2)
+                bits = <uint64_t*>realloc(self.bits, words * sizeof(uint64_t))
+                if bits == NULL:
+                    return -1
+                memset(bits + self.words, 0, (words - self.words) * sizeof(uint64_t))
+                self.bits = bits
+                self.words = words
+            self.bits[topic >> 6] |= <uint64_t>1 << (topic & 63)
+        else:
+            at = place_of(topic, self.table_room)
+            while self.table[at]:
+                at = (at + 1) & (self.table_room - 1)
+            self.table[at] = topic
+        self.count += 1
+        return 0
+
+    cdef void leave_topics(self, Bus bus) noexcept:
+        """Takes itself off its topics' lists: nobody has this filter any more."""
+        cdef uint32_t i, k, n, topic, places = self.words * 64 if self.bits != NULL else self.table_room
+        cdef Topic* entry
+        for i in range(places):
+            topic = i if self.bits != NULL else self.table[i]
+            if topic == 0 or not self.has(topic):
+                continue
+            entry = &bus.topics[topic]
+            n = entry.interests_count
+            for k in range(n):
+                if entry.interests[k] == <void*>self:
+                    entry.interests[k] = entry.interests[n - 1]
+                    entry.interests_count = n - 1
+                    break
+
+    cdef uint64_t next_position(self, const Index* index, uint64_t start) noexcept nogil:
+        """Where the first message of these topics at or after `start` stands, by a segment's index; UINT64_MAX: nowhere."""
+        cdef uint32_t begin = <uint32_t>(start >> 3), best = UINT32_MAX
+        cdef uint32_t i, topic, count, low, high, middle
+        cdef const uint32_t* list_
+        for i in range(index.topics):
+            if index.mapped != NULL:
+                topic = index.mapped[3 * i]
+                list_ = index.mapped + index.mapped[3 * i + 1]
+                count = index.mapped[3 * i + 2]
+            else:
+                topic = index.open_lists[i].topic
+                list_ = index.open_lists[i].list
+                count = index.open_lists[i].count
+            if not self.has(topic) or count == 0 or list_[count - 1] < begin or list_[0] >= best:
+                continue
+            low = 0
+            high = count - 1
+            while low < high:
+                middle = (low + high) // 2
+                if list_[middle] < begin:
+                    low = middle + 1
+                else:
+                    high = middle
+            best = min(best, list_[low])
+        return UINT64_MAX if best == UINT32_MAX else <uint64_t>best << 3
+
+
+@cython.final
+cdef class Remembered:
+    pass
+
+
+@cython.final
 cdef class Member:
+    """One peer's part of a subscription. Made by Subscription.join()."""
+
     def leave(self, now=None):
         """Gives back what it has not acknowledged, to be delivered to another member or to its successor."""
         self.subscription.leave(self, hr_now_us() if now is None else now)
@@ -92,40 +310,48 @@ cdef class Member:
         )
 
 
+@cython.final
 cdef class Subscription:
     """A cursor on the log. Made by Bus.subscribe()."""
 
     def __dealloc__(self):
-        free(self.interest)
         free(self.flights)
+        free(self.later.items)
+        free(self.ready.items)
         free(self.unwritten)
 
     # --- the cursor --------------------------------------------------------------------------------------------------
 
     cdef bint interested(self, uint32_t topic) noexcept nogil:
-        return (topic >> 6) < self.interest_words and (self.interest[topic >> 6] >> (topic & 63)) & 1
+        return topic == self.topic if self.exact else self.interest.has(topic)
+
+    cdef bint confirms(self, const RecordHeader* record) noexcept nogil:
+        """Whether an acknowledgement is expected for a message."""
+        return self.at_least_once and (self.confirm_all or record.flags & FLAG_CONFIRMED)
+
+    cdef bint spared(self, const RecordHeader* record) except -1:
+        """Whether a message is passed without a word: from before a restart, and acknowledged since, or one that may have
+        been delivered and was never to be confirmed."""
+        return record.offset < self.restored_below and (not self.confirms(record) or record.offset in self.acked)
 
     cdef bint resolve(self, Segment* segment) noexcept:
         """Points `list_` to this topic's positions in a segment; False where it has none there."""
         cdef Topic* topic
         cdef Index* index
         cdef uint32_t low, high, middle
-        if segment.number == self.bus.open_number:
-            topic = &self.bus.topics[self.topic]
-            self.list_segment = 0                         # it grows and moves: to be looked up again each time
-            if topic.segment != segment.number:
-                self.list_count = 0
-                return False
-            self.list_ = topic.here.list
-            self.list_count = topic.here.count
-            return True
         if self.list_segment == segment.number:
             return self.list_count > 0
         self.list_segment = 0
         self.list_count = 0
+        if segment.number == self.bus.open_number:
+            topic = &self.bus.topics[self.topic]
+            if topic.segment == segment.number:
+                self.list_ = topic.here.list
+                self.list_count = topic.here.count
+            return self.list_count > 0
         index = <Index*>segment.index
         if index == NULL or index.mapped == NULL:
-            return False                                  # nothing there yet: it may be opened, so that is not kept
+            return False                                  # no message is in it; one may come
         self.list_segment = segment.number
         low = 0
         high = index.topics
@@ -135,23 +361,26 @@ cdef class Subscription:
                 low = middle + 1
             else:
                 high = middle
-        if low == index.topics or index.mapped[3 * low] != self.topic:
-            return False
-        self.list_ = index.mapped + index.mapped[3 * low + 1]
-        self.list_count = index.mapped[3 * low + 2]
-        return True
+        if low < index.topics and index.mapped[3 * low] == self.topic:
+            self.list_ = index.mapped + index.mapped[3 * low + 1]
+            self.list_count = index.mapped[3 * low + 2]
+        return self.list_count > 0
 
-    cdef bint next_record(self, uint64_t limit, Segment** found, uint64_t* where) except -1:
+    cdef bint next_record(self, uint64_t limit, Segment** found, uint64_t* where) noexcept:
         """Moves the cursor to the next record that matches, below the lsn `limit`; False where there is none."""
         cdef Log log = self.bus.log
         cdef Segment* segment
         cdef RecordHeader* record
         cdef uint64_t position, end
-        cdef Py_ssize_t i
+        cdef uint32_t passed
+        cdef bint whole
         while True:
             segment = self.bus.segment_at(self.segment)
             if segment == NULL:
                 return False
+            if segment.number != self.segment:
+                self.segment = segment.number
+                self.position = 0 if self.exact else SEGMENT_HEADER
             if self.exact:
                 self.resolve(segment)
                 if self.position < self.list_count:
@@ -162,60 +391,101 @@ cdef class Subscription:
                     where[0] = position
                     return True
             else:
-                end = segment.end
-                if (limit >> 40) == segment.number:
-                    end = limit & ((<uint64_t>1 << 40) - 1)
-                elif (limit >> 40) < segment.number:
+                if (limit >> 40) < segment.number:
                     return False
+                end = segment.end
+                whole = True
+                if (limit >> 40) == segment.number and (limit & POSITION) < end:
+                    end = limit & POSITION
+                    whole = False
                 position = self.position
+                passed = 0
                 while position < end:
                     record = <RecordHeader*>(segment.base + position)
-                    if not record.flags & FLAG_CONTROL and self.interested(record.topic):
+                    if not record.flags & FLAG_CONTROL and self.interest.has(record.topic):
                         self.position = position
                         found[0] = segment
                         where[0] = position
                         return True
                     position += padded(record.length)
+                    passed += 1
+                    if passed == WALK:
+                        passed = 0
+                        position = min(end, self.interest.next_position(<Index*>segment.index, position)
+                                       if segment.index != NULL else UINT64_MAX)
                 self.position = position
+                if not whole:
+                    return False
             if segment == log.segments_[log.segments_count - 1]:
                 return False
-            for i in range(log.segments_count - 1):
-                if log.segments_[i] == segment:
-                    self.segment = log.segments_[i + 1].number
-                    self.position = 0 if self.exact else SEGMENT_HEADER
-                    break
+            self.segment += 1
+            self.position = 0 if self.exact else SEGMENT_HEADER
+
+    cdef bint more_beyond(self) noexcept:
+        """After next_record() found nothing: whether there is something that is not safe yet."""
+        cdef Segment* segment
+        cdef uint64_t where, number = self.segment, position = self.position
+        cdef bint found
+        if self.exact:
+            return self.position < self.list_count
+        if self.searched > ((number << 40) | position):
+            self.segment = self.searched >> 40
+            self.position = self.searched & POSITION
+        found = self.next_record(self.bus.log.published_, &segment, &where)
+        self.searched = (self.segment << 40) | self.position
+        self.segment = number
+        self.position = position
+        return found
 
     cdef void skip_one(self, Segment* segment, uint64_t position) noexcept:
         cdef RecordHeader* record = <RecordHeader*>(segment.base + position)
         if self.exact:
             self.position += 1
+            self.behind += 1
         else:
             self.position = position + padded(record.length)
         self.next_offset = record.offset + 1
 
-    cdef int seek_end(self) except -1:
+    cdef bint waits_in(self, Segment* segment) except -1:
+        """Whether a segment has something for it that was never handed out."""
+        cdef Segment* found
+        cdef uint64_t where
+        while self.next_record((segment.number << 40) | segment.end, &found, &where):
+            if not self.spared(<RecordHeader*>(found.base + where)):
+                return True
+            self.skip_one(found, where)
+        return False
+
+    cdef void seek_end(self) noexcept:
         cdef Log log = self.bus.log
         self.segment = log.active.number
         self.next_offset = log.next_offset
         if self.exact:
             self.resolve(log.active)
             self.position = self.list_count
+            self.behind = self.bus.topics[self.topic].total
         else:
             self.position = log.position
-        return 0
 
-    cdef int seek(self, uint64_t offset) except -1:
+    cdef void seek(self, uint64_t offset) noexcept:
         """To the first matching record at or after `offset`."""
         cdef Log log = self.bus.log
         cdef Segment* segment = log.segment_of(offset)
         cdef RecordHeader* record
         cdef uint32_t low, high, middle
+        cdef uint64_t waiting = 0
+        cdef Py_ssize_t i
         if segment == NULL:
-            return self.seek_end()
+            self.seek_end()
+            return
         self.segment = segment.number
         self.next_offset = max(offset, segment.first_offset)
         if self.exact:
-            self.resolve(segment)
+            for i in range(log.segments_count - 1, -1, -1):
+                self.resolve(log.segments_[i])
+                if log.segments_[i] == segment:
+                    break
+                waiting += self.list_count
             low = 0
             high = self.list_count
             while low < high:
@@ -226,72 +496,89 @@ cdef class Subscription:
                 else:
                     high = middle
             self.position = low
+            self.behind = self.bus.topics[self.topic].total - waiting - (self.list_count - low)
         else:
-            self.position = SEGMENT_HEADER
+            self.position = self.bus.walk_from(segment, offset)
             while self.position < segment.end:
                 record = <RecordHeader*>(segment.base + self.position)
                 if record.offset >= offset and not record.flags & FLAG_CONTROL:
                     break
                 self.position += padded(record.length)
-        return 0
+
+    cdef uint64_t pass_over(self, Segment* segment, uint64_t most) except? 0:
+        """Moves the cursor past up to `most` matching messages of its segment and counts them as lost; how many it passed."""
+        cdef RecordHeader* record
+        cdef Segment* found
+        cdef uint64_t where, passed = 0, gone = 0
+        if self.exact and segment.first_offset >= self.restored_below:
+            self.resolve(segment)
+            passed = min(most, self.list_count - self.position if self.position < self.list_count else 0)
+            gone = passed
+            if passed:
+                self.position += passed
+                self.behind += passed
+                record = <RecordHeader*>(segment.base + (<uint64_t>self.list_[self.position - 1] << 3))
+                self.next_offset = record.offset + 1
+        else:
+            while passed < most:
+                if self.exact:
+                    self.resolve(segment)
+                    if self.position >= self.list_count:
+                        break
+                    record = <RecordHeader*>(segment.base + (<uint64_t>self.list_[self.position] << 3))
+                else:
+                    if self.position >= segment.end:
+                        break
+                    record = <RecordHeader*>(segment.base + self.position)
+                    if record.flags & FLAG_CONTROL or not self.interest.has(record.topic):
+                        self.position += padded(record.length)
+                        continue
+                gone += not self.spared(record)
+                passed += 1
+                self.skip_one(segment, <const uint8_t*>record - segment.base)
+        self.lost += gone
+        self.bus.lost += gone
+        return passed
 
     cdef int overtaken(self, Segment* segment) except -1:
         """The cursor's segment goes away: moves it to the next one, and counts what it did not see."""
         cdef Log log = self.bus.log
-        cdef RecordHeader* record
-        cdef uint64_t count = 0
-        if self.exact:
-            self.resolve(segment)
-            count = self.list_count - self.position if self.position < self.list_count else 0
-        else:
-            while self.position < segment.end:
-                record = <RecordHeader*>(segment.base + self.position)
-                if not record.flags & FLAG_CONTROL and self.interested(record.topic):
-                    count += 1
-                self.position += padded(record.length)
-        self.lost += count
-        self.bus.lost += count
+        if self.segment == segment.number:
+            self.pass_over(segment, UINT64_MAX)
         self.list_segment = 0
         self.segment = log.segments_[0].number
         self.position = 0 if self.exact else SEGMENT_HEADER
         self.next_offset = max(self.next_offset, log.segments_[0].first_offset)
         return 0
 
-    cdef void apply_pending_limit(self) except *:
-        """max_pending: of what waits in the segments from the cursor on, the oldest beyond the limit is passed over."""
-        cdef Log log = self.bus.log
-        cdef uint64_t pending = 0, surplus, here
-        cdef uint64_t segment_number = self.segment, position = self.position
+    cdef int apply_pending_limit(self, int64_t now) except -1:
+        """max_pending: of what waits, the oldest beyond the limit is passed over. Without room the log is not told, and it
+        may come again after a restart."""
+        cdef uint64_t waiting = self.bus.topics[self.topic].total - self.behind
+        cdef uint64_t surplus
+        cdef uint64_t passed[2]
         cdef Segment* segment
-        cdef Py_ssize_t i
-        cdef bint counting = False
-        for i in range(log.segments_count):
-            segment = log.segments_[i]
-            if segment.number < segment_number:
-                continue
-            self.resolve(segment)
-            pending += self.list_count - (position if segment.number == segment_number else 0)
-        if pending <= self.max_pending:
-            return
-        surplus = pending - self.max_pending
-        self.lost += surplus
-        self.bus.lost += surplus
-        for i in range(log.segments_count):
-            segment = log.segments_[i]
-            if segment.number < self.segment:
-                continue
-            self.segment = segment.number
-            if segment.number != segment_number:
+        if waiting <= self.max_pending:
+            return 0
+        surplus = waiting - self.max_pending
+        passed[0] = self.next_offset
+        while surplus:
+            segment = self.bus.segment_at(self.segment)
+            if segment == NULL:
+                break
+            if segment.number != self.segment:
+                self.segment = segment.number
                 self.position = 0
-            self.resolve(segment)
-            here = self.list_count - self.position
-            if here > surplus:
-                self.position += surplus
-                break
-            surplus -= here
-            self.position = self.list_count
-            if surplus == 0:
-                break
+            surplus -= self.pass_over(segment, surplus)
+            if surplus:
+                self.segment += 1
+                self.position = 0
+        passed[1] = self.next_offset
+        if self.durable and self.bus.log.append_control(
+            CONTROL_PASSED, 0, 0, self.id, 0, NULL, 0, <const uint8_t*>passed, 16, now
+        ) == APPEND_OK:
+            self.acks_above += 1
+        return 0
 
     # --- taking and acknowledging --------------------------------------------------------------------------------------
 
@@ -302,50 +589,45 @@ cdef class Subscription:
             raise BusError(f"subscription {self.id} is gone")
         if self.members and not self.queue:
             # One peer at a time: the newest wins, as after a reconnection that the gateway has not noticed yet.
-            for member in list(self.members):
-                self.leave_quietly(member, now)
+            self.take_off(self.members[0], now)
         member = Member()
-        self.next_member += 1
         member.subscription = self
-        member.id = self.next_member
         member.waker = waker
         member.credits = credits
         self.members.append(member)
         self.alone_since = 0
         return member
 
-    def leave_quietly(self, Member member, int64_t now):
+    cdef int take_off(self, Member member, int64_t now) except -1:
         """Takes a member off without ending the subscription, even if it was the last one."""
         cdef uint32_t i
         cdef Flight* flight
-        if member.gone:
-            return
         member.gone = True
-        self.members.remove(member)
         for i in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
-            if flight.member == member.id and not flight.done:
-                flight.member = 0
-                flight.due = now
-                self.next_due = min(self.next_due, now)
+            flight = self.flight_at(i)
+            if flight.member == <void*>member:
+                flight.member = NULL
+                self.schedule(flight, now)
         member.inflight = 0
+        self.members.remove(member)
+        return 0
 
     cdef int leave(self, Member member, int64_t now) except -1:
         if member.gone:
             return 0
-        self.leave_quietly(member, now)
+        self.take_off(member, now)
         if self.members:
             self.wake_members()
-        elif self.durable:
+        elif self.durable or self.queue:
             self.alone_since = now
-        elif not self.queue:
+        else:
             self.bus.drop(self, now, False)
         return 0
 
     cdef int64_t backoff(self, uint32_t deliveries) noexcept nogil:
         cdef int64_t wait = self.redelivery_us
         while deliveries > 1 and wait < self.max_redelivery_us:
-            wait *= 2
+            wait = wait * 2 if wait <= self.max_redelivery_us // 2 else self.max_redelivery_us
             deliveries -= 1
         return min(wait, self.max_redelivery_us)
 
@@ -359,120 +641,118 @@ cdef class Subscription:
         cdef uint64_t position, limit
         cdef RecordHeader* record
         cdef Flight* flight
-        cdef bint confirm
+        cdef Py_ssize_t members
         if member.gone or member.credits == 0:
             return 0
-        if self.at_least_once and self.next_due <= now:
-            flight = self.due_flight(now)
+        if self.at_least_once:
+            members = len(self.members)
+            if self.later.count and self.later.items[0].key <= now:
+                if self.promote(now) > 1 and members > 1:
+                    self.wake_members()                   # one cannot have them all
+                if member.gone:
+                    return 0
+            if members > 1 and member.inflight >= (self.max_inflight + members - 1) // members:
+                return 0                                  # one that never acknowledges leaves room for the others
+            flight = self.next_ready()
             if flight != NULL:
-                segment = bus.segment_at(flight.segment)
-                flight.deliveries += 1
-                flight.due = now + self.backoff(flight.deliveries)
-                flight.member = member.id
-                member.inflight += 1
-                if member.credits > 0:
-                    member.credits -= 1
-                self.next_due = min(self.next_due, flight.due)
-                self.redelivered += 1
-                bus.redelivered += 1
-                if self.durable:
-                    bus.write_attempt(self, flight.offset, flight.deliveries, now)
-                view_record(<RecordHeader*>(segment.base + flight.position), &out.view)
-                out.tag = flight.offset + 1
-                out.deliveries = flight.deliveries
-                out.confirm = True
-                return 1
-        if self.open_flights >= self.max_inflight:
-            return 0
+                return self.redeliver(flight, member, now, out)
+            if self.open_flights >= self.max_inflight:
+                return 0
         if self.max_pending and self.exact:
-            self.apply_pending_limit()
+            self.apply_pending_limit(now)
         limit = bus.end_for(self)
         while self.next_record(limit, &segment, &position):
             record = <RecordHeader*>(segment.base + position)
             self.skip_one(segment, position)
-            confirm = self.at_least_once and (self.confirm_all or record.flags & FLAG_CONFIRMED)
-            if record.offset < self.restored_below:
-                # From before a restart: what may have been delivered and was never to be confirmed is not delivered again.
-                if not confirm:
-                    continue
-                if record.offset in self.acked:
-                    self.acked.discard(record.offset)
-                    continue
-            view_record(record, &out.view)
-            out.tag = record.offset + 1
-            out.deliveries = 1
-            out.confirm = confirm
-            if confirm:
+            if record.offset < self.restored_below and self.spared(record):
+                self.acked.discard(record.offset)
+                continue
+            out.confirm = self.confirms(record)
+            if out.confirm:
                 flight = self.add_flight(record.offset)
                 flight.segment = segment.number
                 flight.position = position
                 flight.deliveries = 1
-                if self.attempts is not None:
-                    flight.deliveries += self.attempts.pop(record.offset, 0)
-                    out.deliveries = flight.deliveries
-                flight.due = now + self.backoff(flight.deliveries)
-                flight.member = member.id
+                flight.member = <void*>member
                 member.inflight += 1
-                self.next_due = min(self.next_due, flight.due)
+                self.schedule(flight, now + self.backoff(1))
+            view_record(record, &out.view)
+            out.tag = record.offset + 1
+            out.deliveries = 1
             if member.credits > 0:
                 member.credits -= 1
             self.delivered += 1
             bus.delivered_count[self.protocol] += 1
             return 1
-        if self.at_least_once and not self.waits_safe and limit < bus.log.published_:
+        if self.at_least_once and not self.waits_safe and limit < bus.log.published_ and self.more_beyond():
             self.waits_safe = True
             bus.safe_waiters.append(self)
             bus.log.ask_sync()
         return 0
 
-    cdef Flight* due_flight(self, int64_t now) except? NULL:
-        """The oldest delivery whose time has come again; those that had their last one are buried on the way."""
-        cdef Flight* flight
-        cdef Flight* answer = NULL
-        cdef uint32_t i
-        cdef int64_t next_due = INT64_MAX
-        for i in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
-            if flight.done:
-                continue
-            if flight.due <= now and answer == NULL:
-                self.give_back(flight)
-                if flight.deliveries >= self.max_deliveries:
-                    self.bury(flight, now, "no acknowledgement")
-                    if not flight.done:
-                        next_due = min(next_due, flight.due)
-                    continue
-                answer = flight
-                continue
-            next_due = min(next_due, flight.due)
-        self.next_due = next_due
-        self.settle()
-        return answer
+    cdef int redeliver(self, Flight* flight, Member member, int64_t now, Delivery* out) except -1:
+        cdef Bus bus = self.bus
+        view_record(<RecordHeader*>(bus.segment_at(flight.segment).base + flight.position), &out.view)
+        flight.deliveries += 1
+        flight.member = <void*>member
+        member.inflight += 1
+        if member.credits > 0:
+            member.credits -= 1
+        out.tag = flight.offset + 1
+        out.deliveries = flight.deliveries
+        out.confirm = True
+        if self.durable:
+            bus.write_attempt(self, flight.offset, flight.deliveries, now)
+        self.schedule(flight, now + self.backoff(flight.deliveries))
+        self.redelivered += 1
+        bus.redelivered += 1
+        return 1
 
-    cdef int give_back(self, Flight* flight) except -1:
-        """Takes a flight from the member that has it."""
-        cdef Member member
-        if flight.member:
-            for member in self.members:
-                if member.id == flight.member:
-                    member.inflight -= 1
-                    break
-            flight.member = 0
-        return 0
+    cdef bint ack_offset(self, uint64_t offset) except -1:
+        """Whether this was a delivery that waited for an acknowledgement; it does no more."""
+        cdef Flight* flight = self.flight(offset)
+        cdef RecordHeader* record
+        cdef Segment* segment
+        if flight != NULL:
+            self.finish(flight)
+            self.settle()
+            if self.open_flights + 1 == self.max_inflight and len(self.members) > 1:
+                self.wake_members()                       # there is room again, for whoever it may be
+        else:
+            # Delivered before a restart, acknowledged after it, and not come to again yet? No peer had more than
+            # max_inflight of these.
+            if not self.next_offset <= offset < self.restored_below or offset in self.acked:
+                return False
+            record = self.bus.record_at(offset, &segment)
+            if record == NULL or not self.interested(record.topic) or not self.confirms(record):
+                return False
+            if self.late_acks >= self.max_inflight:
+                return False
+            self.late_acks += 1
+            self.acked.add(offset)
+            self.remember(offset)
+        self.acknowledged += 1
+        self.bus.acknowledged += 1
+        return True
+
+    # --- in flight -------------------------------------------------------------------------------------------------------
+
+    cdef Flight* flight_at(self, uint32_t i) noexcept nogil:
+        return &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
 
     cdef Flight* flight(self, uint64_t offset) noexcept nogil:
+        """The open flight of a message, or NULL; good until the next flight is added or settle()."""
         cdef uint32_t low = 0, high = self.flights_count, middle
         cdef Flight* flight
         while low < high:
             middle = (low + high) // 2
-            flight = &self.flights[(self.flights_first + middle) & (self.flights_room - 1)]
-            if flight.offset < offset:
+            if self.flight_at(middle).offset < offset:
                 low = middle + 1
             else:
                 high = middle
         if low == self.flights_count:
             return NULL
-        flight = &self.flights[(self.flights_first + low) & (self.flights_room - 1)]
+        flight = self.flight_at(low)
         return flight if flight.offset == offset and not flight.done else NULL
 
     cdef Flight* add_flight(self, uint64_t offset) except NULL:
@@ -485,49 +765,120 @@ cdef class Subscription:
             if grown == NULL:
                 raise MemoryError
             for i in range(self.flights_count):
-                grown[i] = self.flights[(self.flights_first + i) & (self.flights_room - 1)]
+                grown[i] = self.flight_at(i)[0]
             free(self.flights)
             self.flights = grown
             self.flights_first = 0
             self.flights_room = room
-        flight = &self.flights[(self.flights_first + self.flights_count) & (self.flights_room - 1)]
+        flight = self.flight_at(self.flights_count)
         memset(flight, 0, sizeof(Flight))
         flight.offset = offset
         self.flights_count += 1
         self.open_flights += 1
         return flight
 
-    cdef int settle(self) except -1:
-        """Forgets what is done at the front of the flights."""
-        while self.flights_count and self.flights[self.flights_first].done:
-            self.flights_first = (self.flights_first + 1) & (self.flights_room - 1)
-            self.flights_count -= 1
+    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t now) except -1:
+        """A flight from before a restart."""
+        cdef Flight* flight = self.add_flight(offset)
+        flight.segment = number
+        flight.position = position
+        flight.deliveries = deliveries
+        # One that had its last delivery waits for nothing but a late acknowledgement.
+        return self.schedule(flight, now + self.backoff(deliveries) if deliveries >= self.max_deliveries else now)
+
+    cdef int schedule(self, Flight* flight, int64_t due) except -1:
+        """Has a flight looked at again when it is due."""
+        cdef uint32_t i
+        flight.due = due
+        flight.ready = False
+        if self.later.count > 2 * self.open_flights + SPARE_FLIGHTS:
+            # Most entries are of flights that are done or due at another time.
+            self.later.count = 0
+            for i in range(self.flights_count):
+                flight = self.flight_at(i)
+                if not flight.done and not flight.ready and heap_push(&self.later, flight.due, flight.offset) != 0:
+                    raise MemoryError
+        elif heap_push(&self.later, due, flight.offset) != 0:
+            raise MemoryError
         return 0
 
-    cdef bint ack_offset(self, uint64_t offset) except -1:
-        """Whether this was a delivery that waited for an acknowledgement; it does no more."""
-        cdef Flight* flight = self.flight(offset)
-        if flight == NULL:
-            if offset >= self.next_offset and offset < self.restored_below and offset not in self.acked:
-                # Delivered before a restart, acknowledged after it, and not come to again yet.
-                if not self.matches(offset):
-                    return False
-                self.acked.add(offset)
-                self.note_ack(offset)
-                return True
-            return False
+    cdef int make_ready(self, Flight* flight) except -1:
+        cdef uint32_t i
+        flight.ready = True
+        if self.ready.count > 2 * self.open_flights + SPARE_FLIGHTS:
+            self.ready.count = 0
+            for i in range(self.flights_count):
+                flight = self.flight_at(i)
+                if not flight.done and flight.ready and heap_push(&self.ready, <int64_t>flight.offset, flight.offset) != 0:
+                    raise MemoryError
+        elif heap_push(&self.ready, <int64_t>flight.offset, flight.offset) != 0:
+            raise MemoryError
+        return 0
+
+    cdef Flight* next_ready(self) noexcept:
+        """The oldest message whose time has come again, or NULL."""
+        cdef Flight* flight
+        while self.ready.count:
+            flight = self.flight(self.ready.items[0].offset)
+            heap_pop(&self.ready)
+            if flight != NULL and flight.ready:
+                return flight
+        return NULL
+
+    cdef int promote(self, int64_t now) except -1:
+        """Takes back what was not acknowledged in time, to be delivered again or, after its last delivery, buried; how
+        many there are to deliver that were not before."""
+        cdef Entry entry
+        cdef Flight* flight
+        cdef uint64_t dead = self.dead
+        cdef int count = 0
+        while self.later.count and self.later.items[0].key <= now:
+            entry = self.later.items[0]
+            heap_pop(&self.later)
+            flight = self.flight(entry.offset)
+            if flight == NULL or flight.ready or flight.due != entry.key:
+                continue                                  # acknowledged, or due at another time since
+            self.give_back(flight)
+            if flight.deliveries >= self.max_deliveries:
+                self.bury(flight, now, "no acknowledgement")
+            else:
+                self.make_ready(flight)
+                count += 1
+        self.settle()
+        if self.dead != dead:
+            self.bus.flush(now)
+        return count
+
+    cdef int64_t check_due(self, int64_t now) except -2:
+        """Wakes for what is due; when to look again, or -1."""
+        if self.later.count and self.later.items[0].key <= now and self.promote(now):
+            self.wake_members()
+        return self.later.items[0].key if self.later.count else -1
+
+    cdef void give_back(self, Flight* flight) noexcept:
+        """Takes a flight from the member that has it."""
+        if flight.member != NULL:
+            (<Member>flight.member).inflight -= 1
+            flight.member = NULL
+
+    cdef int finish(self, Flight* flight) except -1:
+        """It needs no more deliveries. settle() has to follow."""
         self.give_back(flight)
         flight.done = True
         self.open_flights -= 1
-        self.note_ack(offset)
-        self.settle()
-        return True
+        return self.remember(flight.offset)
 
-    cdef int note_ack(self, uint64_t offset) except -1:
+    cdef int remember(self, uint64_t offset) except -1:
+        """Has the log told that a message needs no more deliveries."""
         cdef uint64_t* grown
-        self.acknowledged += 1
-        self.bus.acknowledged += 1
         if not self.durable:
+            return 0
+        if self.unwritten_count == UNWRITTEN:
+            # The log has had no room for long. Where the subscription stands now says as much, in less space.
+            self.unwritten_count = 0
+            self.state_segment = 0
+            if self not in self.bus.stateless:
+                self.bus.stateless.append(self)
             return 0
         if self.unwritten_count == self.unwritten_room:
             grown = <uint64_t*>realloc(self.unwritten, (self.unwritten_room * 2 + 16) * sizeof(uint64_t))
@@ -542,102 +893,76 @@ cdef class Subscription:
             self.bus.acking.append(self)
         return 0
 
-    cdef bint matches(self, uint64_t offset) except -1:
-        """Whether the message with this offset is one that this subscription delivers."""
-        cdef uint64_t segment = self.segment, position = self.position, next_offset = self.next_offset
-        cdef uint64_t where
-        cdef Segment* found
-        cdef bint answer
-        self.seek(offset)
-        answer = self.next_record(self.bus.log.published_, &found, &where) and (
-            <RecordHeader*>(found.base + where)).offset == offset
-        self.segment = segment
-        self.position = position
-        self.next_offset = next_offset
-        return answer
+    cdef void settle(self) noexcept:
+        """Forgets flights that are done: at the front at once, elsewhere when they are most of them."""
+        cdef uint32_t i, kept = 0
+        while self.flights_count and self.flights[self.flights_first].done:
+            self.flights_first = (self.flights_first + 1) & (self.flights_room - 1)
+            self.flights_count -= 1
+        if self.flights_count > 2 * self.open_flights + SPARE_FLIGHTS:
+            for i in range(self.flights_count):
+                if not self.flight_at(i).done:
+                    self.flight_at(kept)[0] = self.flight_at(i)[0]
+                    kept += 1
+            self.flights_count = kept
 
     cdef int bury(self, Flight* flight, int64_t now, str reason) except -1:
-        """Publishes a message that nobody finished to its dead-letter topic, with the reason in its headers."""
+        """Publishes a message that nobody finished to its dead-letter topic, with the reason in its headers. Where the log
+        has no room it stays, and is tried again. settle() has to follow."""
         cdef Bus bus = self.bus
         cdef View view
         cdef Message m
-        cdef Segment* segment = bus.segment_at(flight.segment)
-        cdef bytes topic, headers, name
-        view_record(<RecordHeader*>(segment.base + flight.position), &view)
+        cdef bytes topic, original, name, headers
+        cdef int rc = APPEND_OK
+        view_record(<RecordHeader*>(bus.segment_at(flight.segment).base + flight.position), &view)
         topic = bus.log.topic_name(view.record.topic)
-        if not topic.startswith(bus.dead_prefix.encode()):
-            fields = {}
-            if view.headers_len:
-                try:
-                    fields = json.loads(view.headers[:view.headers_len])
-                except ValueError:
-                    fields = {}
-            fields.update({
-                "dead-reason": reason, "dead-topic": topic.decode(errors="replace"),
-                "dead-deliveries": flight.deliveries, "dead-subscription": self.id, "dead-offset": flight.offset,
-            })
-            headers = json.dumps(fields).encode()
-            name = bus.dead_prefix.encode() + topic
+        name = bus.dead_prefix.encode()
+        if not topic.startswith(name):                    # a dead letter that nobody finished is only counted
+            name += topic
+            if len(name) > TOPIC_BYTES:
+                name = name[:TOPIC_BYTES].decode(errors="ignore").encode()
+            original = view.headers[:view.headers_len]
+            reasons = {
+                "dead-reason": reason, "dead-topic": topic.decode(errors="replace"), "dead-deliveries": flight.deliveries,
+                "dead-subscription": self.id, "dead-offset": flight.offset,
+            }
             memset(&m, 0, sizeof(Message))
-            m.topic = bus.topic_id(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+            m.topic = bus.make_topic(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
             m.protocol = view.record.protocol
             m.kind = view.record.kind
             m.flags = view.record.flags & ~(FLAG_PARTS | FLAG_CONTROL)
             m.correlation = view.record.correlation
-            m.headers = <const uint8_t*>PyBytes_AS_STRING(headers)
-            m.headers_len = <uint32_t>PyBytes_GET_SIZE(headers)
             m.parts = view.parts
             m.parts_count = view.parts_count
             m.payload = view.payload
             m.payload_len = view.payload_len
             m.now = now
-            rc = bus.publish_message(&m)
+            # The largest messages leave no room for all of this, or for any of it.
+            for headers in (with_reasons(original, reasons), json.dumps(reasons).encode(), original):
+                m.headers = <const uint8_t*>PyBytes_AS_STRING(headers)
+                m.headers_len = <uint32_t>PyBytes_GET_SIZE(headers)
+                rc = bus.publish_message(&m)
+                if rc != APPEND_TOO_LARGE:
+                    break
             if rc == APPEND_FULL or rc == APPEND_FAILED:
-                flight.due = now + self.redelivery_us      # it stays, and is tried again
+                self.schedule(flight, now + max(self.redelivery_us, BURY_AGAIN_US))
                 return 0
-        flight.done = True
-        self.open_flights -= 1
-        self.dead += 1
-        bus.dead += 1
-        self.note_ack(flight.offset)
-        self.acknowledged -= 1
-        bus.acknowledged -= 1
-        return 0
+        if rc == APPEND_TOO_LARGE:                        # the log has smaller segments than when it took the message
+            self.lost += 1
+            bus.lost += 1
+        else:
+            self.dead += 1
+            bus.dead += 1
+        return self.finish(flight)
 
     cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1:
         """Gives up on a delivery that its peer can never take."""
-        cdef Flight* flight = self.flight(tag - 1)
+        cdef Flight* flight = self.flight(tag - 1) if tag else NULL
         if flight != NULL:
             self.give_back(flight)
             self.bury(flight, now, reason)
             self.settle()
         return 0
-
-    cdef int64_t check_due(self, int64_t now) except -2:
-        """Buries what is due and had its last delivery, and wakes for the rest; when to look again, or -1."""
-        cdef uint32_t i
-        cdef Flight* flight
-        cdef bint due = False
-        cdef int64_t next_due = INT64_MAX
-        if self.next_due > now:
-            return self.next_due if self.next_due != INT64_MAX else -1
-        for i in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
-            if flight.done:
-                continue
-            if flight.due <= now and flight.deliveries >= self.max_deliveries:
-                self.give_back(flight)
-                self.bury(flight, now, "no acknowledgement")
-                if flight.done:
-                    continue
-            if flight.due <= now:
-                due = True
-            next_due = min(next_due, flight.due)
-        self.next_due = next_due
-        self.settle()
-        if due:
-            self.wake_members()
-        return -1 if next_due == INT64_MAX else max(next_due, now + 100_000)
 
     cdef int wake_members(self) except -1:
         cdef Member member
@@ -645,61 +970,97 @@ cdef class Subscription:
         if count == 0:
             return 0
         self.turn = (self.turn + 1) % count
-        for i in range(count):
-            member = self.members[(self.turn + i) % count]
-            if member.waker is not None and member.credits != 0:
-                member.waker.wake()
+        failure = None
+        for member in self.members[self.turn:] + self.members[:self.turn] if count > 1 else list(self.members):
+            if member.waker is not None and member.credits != 0 and not member.gone:
+                try:
+                    member.waker.wake()
+                except Exception as e:                    # the others are woken all the same
+                    failure = e
+        if failure is not None:
+            raise failure
         return 0
+
+    cdef void shut(self) noexcept:
+        """Nobody takes from it any more."""
+        cdef Member member
+        self.closed = True
+        self.flights_count = self.open_flights = self.later.count = self.ready.count = self.unwritten_count = 0
+        for member in self.members:
+            member.gone = True
+            member.inflight = 0
+        self.members = []
 
     # --- what survives -------------------------------------------------------------------------------------------------
 
     cdef uint64_t low_water(self) noexcept:
-        """Every matching offset below is acknowledged."""
-        cdef uint32_t i
-        cdef Flight* flight
-        for i in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
-            if not flight.done:
-                return flight.offset
-        return self.next_offset
+        """Every matching offset below is done with."""
+        return self.flights[self.flights_first].offset if self.flights_count else self.next_offset
 
-    cdef int write_state(self, int64_t now) except -1:
-        """The whole of it as one control record; 1 where the log had no room."""
-        cdef uint64_t floor = self.low_water()
-        cdef uint32_t i
-        cdef Flight* flight
-        acked = {offset for offset in self.acked if offset >= floor}
-        attempts = dict(self.attempts) if self.attempts else {}
-        for i in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
-            if flight.done:
-                acked.add(flight.offset)
-            elif flight.deliveries > 1:
-                attempts[flight.offset] = flight.deliveries
-        state = json.dumps({
+    def _describe(self, parts):
+        """What it is, as JSON. Padded, because u64s come behind it."""
+        text = json.dumps({
             "filter": self.filter.decode("utf-8", "surrogateescape"), "exact": self.exact, "owner": self.owner,
-            "protocol": self.protocol, "queue": self.queue, "confirm_all": self.confirm_all, "floor": floor,
-            "acked": sorted(acked), "attempts": attempts, "max_inflight": self.max_inflight,
-            "max_deliveries": self.max_deliveries, "redelivery_us": self.redelivery_us,
-            "max_redelivery_us": self.max_redelivery_us, "max_pending": self.max_pending,
-        }).encode()
-        rc = self.bus.log.append_control(
-            CONTROL_SUBSCRIPTION, 0, 0, self.id, 0, NULL, 0, <const uint8_t*>PyBytes_AS_STRING(state),
-            PyBytes_GET_SIZE(state), now)
-        if rc != APPEND_OK:
-            return 1
-        self.state_segment = self.bus.log.active.number
-        self.unwritten_count = 0
-        return 0
+            "protocol": self.protocol, "queue": self.queue, "confirm_all": self.confirm_all,
+            "max_inflight": self.max_inflight, "max_deliveries": self.max_deliveries, "redelivery_us": self.redelivery_us,
+            "max_redelivery_us": self.max_redelivery_us, "max_pending": self.max_pending, "parts": parts,
+        }, ensure_ascii=False).encode("utf-8", "surrogateescape")
+        return text + b" " * (-len(text) % 8)
 
-    cdef int write_acks(self, int64_t now) except -1:
-        """The acknowledgements since the last time as one control record; 1 where the log had no room."""
+    cdef int write_state(self, int64_t now) except -100:
+        """All of it, in place of all that the log has of it, as append_control() answers.
+
+        Where it stands is: the cursor's offset; how many are in flight; offset and deliveries of each; the offsets above
+        the cursor that were acknowledged. What does not fit into one record begins in others before it.
+        """
+        cdef Log log = self.bus.log
+        cdef Flight* flight
+        cdef uint32_t i
+        cdef bytes head, body
+        cdef uint64_t room = (log.max_record - RECORD_HEADER) & ~<uint64_t>7
+        cdef uint64_t at = 0, size, part = 0, parts = 0, begins = 0
+        cdef int rc
+        words = array("Q", (self.next_offset, self.open_flights))
+        for i in range(self.flights_count):
+            flight = self.flight_at(i)
+            if not flight.done:
+                words.append(flight.offset)
+                words.append(flight.deliveries)
+        words.extend([offset for offset in self.acked if offset >= self.next_offset])
+        body = words.tobytes()
+        head = self._describe(0)
+        if <uint64_t>(len(head) + len(body)) > room:
+            parts = (len(body) + room - 9) // (room - 8)
+            head = self._describe(parts)
+        while part < parts:
+            size = min(room - 8, len(body) - at)
+            rc = log.append_control(CONTROL_PART, 0, 0, self.id, 0, <const uint8_t*>&part, 8,
+                                    <const uint8_t*>PyBytes_AS_STRING(body) + at, size, now)
+            if rc != APPEND_OK:
+                return rc
+            if part == 0:
+                begins = log.active.number
+            at += size
+            part += 1
+        rc = log.append_control(CONTROL_SUBSCRIPTION, 0, 0, self.id, 0, <const uint8_t*>PyBytes_AS_STRING(head),
+                                <uint32_t>PyBytes_GET_SIZE(head), <const uint8_t*>PyBytes_AS_STRING(body),
+                                0 if parts else PyBytes_GET_SIZE(body), now)
+        if rc != APPEND_OK:
+            return rc
+        self.state_segment = begins if parts else log.active.number
+        self.unwritten_count = 0
+        self.acks_above = 0
+        return APPEND_OK
+
+    cdef int write_acks(self, int64_t now) except -100:
+        """The acknowledgements since the last time as one control record, as append_control() answers."""
+        cdef Log log = self.bus.log
         cdef uint64_t floor = self.low_water()
         cdef uint64_t* words
         cdef uint32_t i, count = 1
         cdef int rc
-        if self.unwritten_count == 0 or self.closed:
-            return 0
+        if self.unwritten_count == 0:
+            return APPEND_OK
         words = <uint64_t*>malloc((self.unwritten_count + 1) * sizeof(uint64_t))
         if words == NULL:
             raise MemoryError
@@ -708,48 +1069,26 @@ cdef class Subscription:
             if self.unwritten[i] >= floor:
                 words[count] = self.unwritten[i]
                 count += 1
-        rc = self.bus.log.append_control(
+        if (
+            self.acks_above + count > ACKS_REPEATED + 4 * <uint64_t>self.open_flights
+            or RECORD_HEADER + count * sizeof(uint64_t) > log.max_record
+        ):
+            free(words)
+            return self.write_state(now)                  # it is shorter
+        rc = log.append_control(
             CONTROL_ACK, 0, 0, self.id, 0, NULL, 0, <const uint8_t*>words, count * sizeof(uint64_t), now)
         free(words)
-        if rc != APPEND_OK:
-            return 1
-        self.unwritten_count = 0
-        return 0
-
-    cdef int attach(self, uint32_t topic) except -1:
-        """This subscription delivers this topic from here on."""
-        cdef uint64_t* grown
-        cdef void** list_
-        cdef uint32_t words
-        cdef Topic* entry = &self.bus.topics[topic]
-        if not self.exact:
-            if (topic >> 6) >= self.interest_words:
-                words = max((topic >> 6) + 1, self.interest_words * 2)
-                grown = <uint64_t*>realloc(self.interest, words * sizeof(uint64_t))
-                if grown == NULL:
-                    raise MemoryError
-                memset(grown + self.interest_words, 0, (words - self.interest_words) * sizeof(uint64_t))
-                self.interest = grown
-                self.interest_words = words
-            if self.interested(topic):
-                return 0
-            self.interest[topic >> 6] |= <uint64_t>1 << (topic & 63)
-        if entry.subscriptions_count == entry.subscriptions_room:
-            list_ = <void**>realloc(entry.subscriptions, (entry.subscriptions_room * 2 + 2) * sizeof(void*))
-            if list_ == NULL:
-                raise MemoryError
-            entry.subscriptions = list_
-            entry.subscriptions_room = entry.subscriptions_room * 2 + 2
-        entry.subscriptions[entry.subscriptions_count] = <void*>self
-        entry.subscriptions_count += 1
-        return 0
+        if rc == APPEND_OK:
+            self.unwritten_count = 0
+            self.acks_above += count - 1
+        return rc
 
     # --- Python --------------------------------------------------------------------------------------------------------
 
-    def ack(self, uint64_t tag):
+    def ack(self, uint64_t tag, now=None):
         """Acknowledges a delivery by its tag; False where none is waiting for it."""
         cdef bint done = tag > 0 and self.ack_offset(tag - 1)
-        self.bus.flush(hr_now_us())
+        self.bus.flush(hr_now_us() if now is None else now)
         return done
 
     def reject(self, uint64_t tag, *, double delay=0, now=None):
@@ -759,14 +1098,14 @@ cdef class Subscription:
         if flight == NULL:
             return False
         self.give_back(flight)
-        flight.due = at + <int64_t>(delay * 1e6)
-        self.next_due = min(self.next_due, flight.due)
+        self.schedule(flight, at + <int64_t>(delay * 1e6))
         self.check_due(at)
         self.bus.flush(at)
         return True
 
     @property
     def inflight(self):
+        """How many deliveries wait for an acknowledgement, or for the next attempt."""
         return self.open_flights
 
     @property
@@ -774,6 +1113,18 @@ cdef class Subscription:
         return len(self.members)
 
 
+def with_reasons(original, reasons):
+    """A message's headers with those of its dead letter. What is no JSON object stays as it was, in one of them."""
+    try:
+        fields = json.loads(original) if original else {}
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        fields = {"dead-headers": base64.b64encode(original).decode()}
+    return json.dumps(fields | reasons).encode()
+
+
+@cython.final
 cdef class Bus(Keeper):
     """Topics and subscriptions on one log. `schedule`, if set, is called when dispatch() has something to do."""
 
@@ -783,32 +1134,37 @@ cdef class Bus(Keeper):
         if self.topics == NULL:
             raise MemoryError
 
-    def __init__(self, Log log, *, uint32_t max_inflight=1024, uint32_t max_deliveries=5, double redelivery_delay=2.0,
-                 double max_redelivery_delay=300.0, str dead_letter_prefix="dead.", double durable_grace=3600.0,
-                 uint64_t max_pending=0, uint32_t max_topics=1_000_000, bint hold_for_subscriptions=False):
+    def __init__(self, Log log not None, *, uint32_t max_inflight=1024, uint32_t max_deliveries=5,
+                 double redelivery_delay=2.0, double max_redelivery_delay=300.0, str dead_letter_prefix="dead.",
+                 double durable_grace=3600.0, uint64_t max_pending=0, uint32_t max_topics=1_000_000,
+                 bint hold_for_subscriptions=False, now=None):
+        if not log.open:
+            raise LogError(f"the log {log.path} is closed")
         self.log = log
         self.schedule = None
         self.subscriptions = {}
-        self.by_filter = {}
+        self.interests = {}
         self.filters = Trie()
         self.names = TopicTree()
         self.acking = []
         self.safe_waiters = []
+        self.stateless = []
+        self.leaving = []
         self.next_id = 1
         self.max_topics = max_topics
         self.configure(
             max_inflight=max_inflight, max_deliveries=max_deliveries, redelivery_delay=redelivery_delay,
             max_redelivery_delay=max_redelivery_delay, dead_letter_prefix=dead_letter_prefix,
             durable_grace=durable_grace, max_pending=max_pending, hold_for_subscriptions=hold_for_subscriptions)
-        self._restore()
+        self.restore(hr_now_us() if now is None else now)
         log.keeper = self
 
     def configure(self, *, uint32_t max_inflight, uint32_t max_deliveries, double redelivery_delay,
                   double max_redelivery_delay, str dead_letter_prefix, double durable_grace, uint64_t max_pending,
                   bint hold_for_subscriptions=False):
-        """Sets what subscriptions made from now on begin with."""
+        """Sets what subscriptions made from now on begin with, and how long durable ones are kept."""
         self.defaults = {
-            "max_inflight": max_inflight, "max_deliveries": max(1, max_deliveries),
+            "max_inflight": max(1, max_inflight), "max_deliveries": max(1, max_deliveries),
             "redelivery_us": int(redelivery_delay * 1e6), "max_redelivery_us": int(max_redelivery_delay * 1e6),
             "max_pending": max_pending,
         }
@@ -818,12 +1174,14 @@ cdef class Bus(Keeper):
 
     def __dealloc__(self):
         cdef uint32_t i
-        for i in range(self.topics_room):
-            free(self.topics[i].subscriptions)
+        if self.topics != NULL:
+            for i in range(self.topics_room):
+                free(self.topics[i].subscriptions)
+                free(self.topics[i].interests)
         free(self.topics)
         free(self.dirty)
 
-    # --- topics and the index --------------------------------------------------------------------------------------------
+    # --- topics ----------------------------------------------------------------------------------------------------------
 
     cdef int grow_topics(self, uint32_t id) except -1:
         cdef Topic* grown
@@ -846,13 +1204,14 @@ cdef class Bus(Keeper):
         self.grow_topics(id)
         if self.topics[id].known:
             return 0
+        if 0 < PyBytes_GET_SIZE(name) <= TOPIC_BYTES:
+            ids = []
+            self.filters.match(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), note_id, <void*>ids)
+            self.names.add(name, id)
+            for filter_id in ids:
+                if (<Interest>self.interests[filter_id]).admit(self, id) != 0:
+                    raise MemoryError
         self.topics[id].known = True
-        self.names.add(name, id)
-        ids = []
-        self.filters.match(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), found_topic, <void*>ids)
-        for filter_id in ids:
-            for subscription in self.by_filter.get(filter_id, ()):
-                (<Subscription>subscription).attach(id)
         return 0
 
     cdef uint32_t topic_id(self, const char* text, Py_ssize_t n) except 0:
@@ -860,16 +1219,28 @@ cdef class Bus(Keeper):
         cdef uint32_t id = self.log.find_topic(text, n)
         if id and id < self.topics_room and self.topics[id].known:
             return id
+        if self.closed:
+            raise BusError("the bus is closed")
         if id == 0:
-            if memcount(text, n, b".") >= TOPIC_WORDS:
+            if words_of(text, n) > TOPIC_WORDS:
                 raise BusError(f"a topic has {TOPIC_WORDS} words at most")
             if self.log.names_count > self.max_topics:
                 raise BusError(f"too many topics: the limit is {self.max_topics}")
+        return self.make_topic(text, n)
+
+    cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) except 0:
+        """The same without a limit: for what the bus itself cannot do without."""
+        cdef uint32_t id = self.log.find_topic(text, n)
+        if id == 0:
+            if not 0 < n <= TOPIC_BYTES:
+                raise BusError(f"a topic has 1 to {TOPIC_BYTES} bytes, not {n}")
             id = self.log.make_topic(text, n)
             if id == 0:
                 raise MemoryError
         self.know_topic(id)
         return id
+
+    # --- the index -------------------------------------------------------------------------------------------------------
 
     cdef Segment* segment_at(self, uint64_t number) noexcept nogil:
         """The live segment with this number, or the first one after it."""
@@ -888,12 +1259,36 @@ cdef class Bus(Keeper):
                 high = middle
         return self.log.segments_[low] if low < self.log.segments_count else NULL
 
-    cdef Index* index_of(self, Segment* segment) noexcept nogil:
-        if segment.index == NULL:
-            segment.index = calloc(1, sizeof(Index))
-            if segment.index != NULL:
-                (<Index*>segment.index).number = segment.number
-        return <Index*>segment.index
+    cdef uint64_t walk_from(self, Segment* segment, uint64_t offset) noexcept nogil:
+        """A record's position in a segment, from which it is not far to the message `offset`."""
+        cdef Index* index = <Index*>segment.index
+        cdef uint32_t low = 0, high, middle
+        if index == NULL or index.marks_count == 0:
+            return SEGMENT_HEADER
+        high = index.marks_count
+        while low < high:
+            middle = (low + high) // 2
+            if (<RecordHeader*>(segment.base + (<uint64_t>index.marks[middle] << 3))).offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return <uint64_t>index.marks[low - 1] << 3 if low else SEGMENT_HEADER
+
+    cdef RecordHeader* record_at(self, uint64_t offset, Segment** found) noexcept nogil:
+        """The message with this offset, or NULL where the log does not have it any more."""
+        cdef Segment* segment = self.log.segment_of(offset)
+        cdef RecordHeader* record
+        cdef uint64_t position
+        if segment == NULL or offset < segment.first_offset:
+            return NULL
+        position = self.walk_from(segment, offset)
+        while position < segment.end:
+            record = <RecordHeader*>(segment.base + position)
+            if not record.flags & FLAG_CONTROL and record.offset >= offset:
+                found[0] = segment
+                return record if record.offset == offset else NULL
+            position += padded(record.length)
+        return NULL
 
     cdef int put_position(self, Message* m) noexcept nogil:
         """Notes where a message stands, in its topic's list for the open segment."""
@@ -903,22 +1298,18 @@ cdef class Bus(Keeper):
         cdef Index* index
         cdef uint32_t* list_
         if topic.segment != m.segment.number:
-            if self.open_number != m.segment.number:
-                if self.open_number and self.seal_index(self.open_number) != 0:
-                    return -1
-                self.open_number = m.segment.number
-            index = self.index_of(m.segment)
-            here = <Positions*>calloc(1, sizeof(Positions))
-            if index == NULL or here == NULL:
-                free(here)
+            if self.open_number != m.segment.number and self.open_segment(m.segment) != 0:
                 return -1
+            index = self.open_index
             if index.topics == index.room:
                 lists = <Positions**>realloc(index.open_lists, (index.room * 2 + 16) * sizeof(Positions*))
                 if lists == NULL:
-                    free(here)
                     return -1
                 index.open_lists = lists
                 index.room = index.room * 2 + 16
+            here = <Positions*>calloc(1, sizeof(Positions))
+            if here == NULL:
+                return -1
             here.topic = m.topic
             index.open_lists[index.topics] = here
             index.topics += 1
@@ -931,30 +1322,55 @@ cdef class Bus(Keeper):
                 return -1
             here.list = list_
             here.room = here.room * 2 + 4
+        if self.unmarked == 0:
+            if self.put_mark(m.position) != 0:
+                return -1
+            self.unmarked = MARK_EVERY
+        self.unmarked -= 1
         here.list[here.count] = <uint32_t>(m.position >> 3)
         here.count += 1
+        topic.total += 1
         return 0
 
-    cdef int seal_index(self, uint64_t number) noexcept nogil:
-        """Packs the lists of a segment that takes no more messages into one read-only file without a name, which the
-        system may drop from memory and read again."""
-        cdef Segment* segment = self.segment_at(number)
-        cdef Index* index
+    cdef int open_segment(self, Segment* segment) noexcept nogil:
+        """The first message of a segment: the one before it takes no more."""
+        if self.open_number and self.seal_index() != 0:
+            return -1
+        if segment.index == NULL:
+            segment.index = calloc(1, sizeof(Index))
+            if segment.index == NULL:
+                return -1
+        self.open_index = <Index*>segment.index
+        self.open_number = segment.number
+        self.unmarked = 0
+        return 0
+
+    cdef int put_mark(self, uint64_t position) noexcept nogil:
+        cdef Index* index = self.open_index
+        cdef uint32_t* marks
+        if index.marks_count == index.marks_room:
+            marks = <uint32_t*>realloc(index.marks, (index.marks_room * 2 + 16) * sizeof(uint32_t))
+            if marks == NULL:
+                return -1
+            index.marks = marks
+            index.marks_room = index.marks_room * 2 + 16
+        index.marks[index.marks_count] = <uint32_t>(position >> 3)
+        index.marks_count += 1
+        return 0
+
+    cdef int seal_index(self) noexcept nogil:
+        """Packs the open index, which gets no more messages, into one read-only file without a name, which the system may
+        drop from memory and read again."""
+        cdef Index* index = self.open_index
         cdef uint32_t* words
-        cdef size_t total
+        cdef size_t total = 3 * <size_t>index.topics + index.marks_count
         cdef uint32_t i, at
-        if segment == NULL or segment.number != number or segment.index == NULL:
-            return 0
-        index = <Index*>segment.index
-        if index.open_lists == NULL:
-            return 0
-        qsort(index.open_lists, index.topics, sizeof(Positions*), by_topic)
-        total = 3 * <size_t>index.topics
         for i in range(index.topics):
             total += index.open_lists[i].count
         words = <uint32_t*>malloc(total * sizeof(uint32_t))
         if words == NULL:
             return -1
+        qsort(index.open_lists, index.topics, sizeof(Positions*), by_topic)
         at = 3 * index.topics
         for i in range(index.topics):
             words[3 * i] = index.open_lists[i].topic
@@ -964,7 +1380,9 @@ cdef class Bus(Keeper):
             at += index.open_lists[i].count
             free(index.open_lists[i].list)
             free(index.open_lists[i])
+        memcpy(words + at, index.marks, index.marks_count * sizeof(uint32_t))
         free(index.open_lists)
+        free(index.marks)
         index.open_lists = NULL
         index.mapped_size = total * sizeof(uint32_t)
         index.mapped = <const uint32_t*>hr_map_unnamed(self.log.directory(), words, index.mapped_size)
@@ -973,7 +1391,20 @@ cdef class Bus(Keeper):
             index.mapped = words
         else:
             free(words)
+        index.marks = <uint32_t*>index.mapped + at
+        index.marks_room = 0
+        self.open_number = 0
+        self.open_index = NULL
         return 0
+
+    cdef void free_indexes(self) noexcept:
+        cdef Py_ssize_t i
+        for i in range(self.log.segments_count):
+            if self.log.segments_[i].index != NULL:
+                free_index(<Index*>self.log.segments_[i].index)
+                self.log.segments_[i].index = NULL
+        self.open_number = 0
+        self.open_index = NULL
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
@@ -993,13 +1424,16 @@ cdef class Bus(Keeper):
     cdef int publish_message(self, Message* m) noexcept nogil:
         """Appends one message; `m.topic` comes from topic_id(). An answer of append_message(). flush() ends the batch."""
         cdef Topic* topic
-        cdef int rc = self.log.append_message(m)
+        cdef int rc
+        if self.closed or not self.log.open:
+            return APPEND_FAILED
+        rc = self.log.append_message(m)
         if rc != APPEND_OK:
             return rc
         topic = &self.topics[m.topic]
         if self.put_position(m) != 0:
             return APPEND_FAILED
-        if topic.subscriptions_count and not topic.dirty:
+        if not topic.dirty and (topic.subscriptions_count or topic.interests_count):
             self.mark_dirty(m.topic)
         self.published_count[m.protocol & (PROTOCOLS - 1)] += 1
         self.published_bytes[m.protocol & (PROTOCOLS - 1)] += m.payload_len
@@ -1009,46 +1443,100 @@ cdef class Bus(Keeper):
         """Ends a batch: writes the acknowledgements, makes everything readable, and has dispatch() called."""
         cdef Subscription subscription
         cdef list waiting
+        if self.closed or not self.log.open:
+            return 0
+        if self.stateless or self.leaving or (self.ids_written and not self.ids_segment):
+            self.write_backlog(now)
         if self.acking:
             waiting = self.acking
             self.acking = []
             for subscription in waiting:
-                subscription.ack_pending = False
-                if subscription.write_acks(now):
-                    subscription.ack_pending = True
+                if subscription.state_segment == 0 or subscription.write_acks(now) == APPEND_OK:
+                    subscription.ack_pending = False
+                else:
                     self.acking.append(subscription)
         self.log.make_readable()
         if self.dirty_count and not self.scheduled and self.schedule is not None:
             self.scheduled = True
-            self.schedule()
+            try:
+                self.schedule()
+            except BaseException:
+                self.scheduled = False
+                raise
+        return 0
+
+    cdef int write_backlog(self, int64_t now) except -1:
+        """What the log had no room for when it should have been written is tried again."""
+        cdef Subscription subscription
+        cdef uint64_t id
+        if self.ids_written and not self.ids_segment:
+            if self.log.append_control(CONTROL_IDS, 0, 0, self.ids_written, 0, NULL, 0, NULL, 0, now) == APPEND_OK:
+                self.ids_segment = self.log.active.number
+        waiting = self.stateless
+        self.stateless = []
+        for subscription in waiting:
+            if not subscription.closed and subscription.write_state(now) == APPEND_FULL:
+                self.stateless.append(subscription)
+        ids = self.leaving
+        self.leaving = []
+        for id in ids:
+            if self.log.append_control(CONTROL_UNSUBSCRIBE, 0, 0, id, 0, NULL, 0, NULL, 0, now) != APPEND_OK:
+                self.leaving.append(id)
         return 0
 
     def dispatch(self):
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""
-        cdef uint32_t i, k, count = self.dirty_count
+        cdef uint32_t i, k
         cdef Topic* topic
+        cdef Subscription subscription
         cdef list woken = []
         self.scheduled = False
-        for i in range(count):
+        if self.closed:
+            return
+        for i in range(self.dirty_count):
             topic = &self.topics[self.dirty[i]]
             topic.dirty = False
             for k in range(topic.subscriptions_count):
                 woken.append(<Subscription>topic.subscriptions[k])
+            for k in range(topic.interests_count):
+                for subscription in (<Interest>topic.interests[k]).subscriptions:
+                    if not subscription.wake_due:         # it may match many of the topics
+                        subscription.wake_due = True
+                        woken.append(subscription)
         self.dirty_count = 0
+        failure = None
         for subscription in woken:
-            (<Subscription>subscription).wake_members()
+            subscription.wake_due = False
+            try:
+                subscription.wake_members()
+            except Exception as e:
+                failure = e
+        if failure is not None:
+            raise failure
 
     def on_safe(self):
         """Wakes those who met the log's safe end; to be called when it moved."""
+        cdef Subscription subscription
         waiting = self.safe_waiters
         self.safe_waiters = []
+        failure = None
         for subscription in waiting:
-            (<Subscription>subscription).waits_safe = False
-            (<Subscription>subscription).wake_members()
+            subscription.waits_safe = False
+            try:
+                subscription.wake_members()
+            except Exception as e:
+                failure = e
+        if failure is not None:
+            raise failure
 
     cdef uint64_t end_for(self, Subscription subscription) noexcept nogil:
         """How far a cursor may go: at-least-once delivery follows the safe end."""
         return self.log.safe_lsn() if subscription.at_least_once else self.log.published_
+
+    def _check_open(self):
+        if self.closed:
+            raise BusError("the bus is closed")
+        self.log._check_open()
 
     def publish(self, topic, payload, *, headers=b"", parts=(), uint8_t protocol=0, uint8_t kind=0, bint confirmed=False,
                 uint64_t correlation=0, now=None):
@@ -1058,6 +1546,7 @@ cdef class Bus(Keeper):
         cdef const uint8_t[::1] body = payload
         cdef const uint8_t[::1] head = headers
         cdef uint32_t[::1] sizes
+        self._check_open()
         memset(&m, 0, sizeof(Message))
         m.topic = self.topic_id(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         m.payload = &body[0] if body.shape[0] else NULL
@@ -1070,7 +1559,6 @@ cdef class Bus(Keeper):
         m.correlation = correlation
         m.now = hr_now_us() if now is None else now
         if parts:
-            from array import array
             sizes = array("I", parts)
             m.parts = &sizes[0]
             m.parts_count = <uint32_t>sizes.shape[0]
@@ -1078,7 +1566,7 @@ cdef class Bus(Keeper):
         self.flush(m.now)
         return m.offset
 
-    def publish_many(self, topic, payloads, Py_ssize_t size, *, uint8_t protocol=0, now=None):
+    def publish_many(self, topic, payloads, Py_ssize_t size, *, uint8_t protocol=0, bint confirmed=False, now=None):
         """Publishes `payloads`, cut into messages of `size` bytes, in one call; how many were taken before the log was full."""
         cdef Message m
         cdef bytes name = topic.encode() if isinstance(topic, str) else topic
@@ -1087,10 +1575,12 @@ cdef class Bus(Keeper):
         cdef int rc = APPEND_OK
         if size <= 0 or end % size:
             raise ValueError("the payloads' length must be a multiple of size")
+        self._check_open()
         memset(&m, 0, sizeof(Message))
         m.topic = self.topic_id(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         m.payload_len = size
         m.protocol = protocol
+        m.flags = FLAG_CONFIRMED if confirmed else 0
         m.now = hr_now_us() if now is None else now
         with nogil:
             while at < end:
@@ -1119,140 +1609,185 @@ cdef class Bus(Keeper):
         cdef bytes text = filter.encode() if isinstance(filter, str) else filter
         cdef int64_t at = hr_now_us() if now is None else now
         cdef Subscription subscription
+        cdef int rc
+        self._check_open()
         if durable and not at_least_once:
             raise ValueError("a durable subscription is an at-least-once one")
-        if exact:
-            if not text:
-                raise ValueError("a topic has at least one character")
-        else:
+        if not exact:
             check_filter(text)
         unknown = set(options) - set(self.defaults)
         if unknown:
             raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
-        self._reserve_ids(at)
-        subscription = self._make(
-            self.next_id, text, exact, at_least_once, durable, queue, confirm_all, owner, protocol,
-            {**self.defaults, **options})
+        self.reserve_ids(at)
+        subscription = self.make(self.next_id, text, {
+            **self.defaults, **options, "exact": exact, "at_least_once": at_least_once, "durable": durable,
+            "queue": queue, "confirm_all": confirm_all, "owner": owner, "protocol": protocol,
+        }, True)
         self.next_id += 1
         subscription.alone_since = at
         if start is None:
             subscription.seek_end()
         else:
             subscription.seek(start)
-        if durable and subscription.write_state(at):
-            self.drop(subscription, at, False)
-            raise LogFull(self.log.full or "the next segment is still being prepared")
+        if durable:
+            rc = subscription.write_state(at)
+            if rc != APPEND_OK:
+                self.drop(subscription, at, False)
+                if rc == APPEND_TOO_LARGE:
+                    raise BusError("the topic is too long for a durable subscription with segments of this size")
+                self.log._raise(rc, 0)
         self.flush(at)
         return subscription
 
-    cdef int _reserve_ids(self, int64_t now) except -1:
+    cdef int reserve_ids(self, int64_t now) except -1:
         """No id is ever given out twice while the log lives: it knows a bound, moved a block at a time."""
+        cdef int rc
         if self.next_id < self.ids_written:
             return 0
-        if self.log.append_control(CONTROL_IDS, 0, 0, self.next_id + ID_BLOCK, 0, NULL, 0, NULL, 0, now) != APPEND_OK:
-            raise LogFull(self.log.full or "the next segment is still being prepared")
+        rc = self.log.append_control(CONTROL_IDS, 0, 0, self.next_id + ID_BLOCK, 0, NULL, 0, NULL, 0, now)
+        if rc != APPEND_OK:
+            self.log._raise(rc, 0)
         self.ids_written = self.next_id + ID_BLOCK
         self.ids_segment = self.log.active.number
         return 0
 
-    def _make(self, uint64_t id, bytes text, bint exact, bint at_least_once, bint durable, bint queue, bint confirm_all,
-              str owner, uint8_t protocol, dict options):
+    cdef Subscription make(self, uint64_t id, bytes text, dict description, bint limited):
+        """A subscription that follows its topics; it has no cursor yet. `limited`: no topic beyond the limit is made."""
         cdef Subscription subscription = Subscription()
         subscription.bus = self
         subscription.id = id
         subscription.filter = text
-        subscription.exact = exact
-        subscription.at_least_once = at_least_once
-        subscription.durable = durable
-        subscription.queue = queue
-        subscription.confirm_all = confirm_all
-        subscription.owner = owner
-        subscription.protocol = protocol & (PROTOCOLS - 1)
-        subscription.max_inflight = options["max_inflight"]
-        subscription.max_deliveries = options["max_deliveries"]
-        subscription.redelivery_us = options["redelivery_us"]
-        subscription.max_redelivery_us = options["max_redelivery_us"]
-        subscription.max_pending = options["max_pending"]
-        subscription.next_due = INT64_MAX
+        subscription.exact = description["exact"]
+        subscription.at_least_once = description["at_least_once"]
+        subscription.durable = description["durable"]
+        subscription.queue = description["queue"]
+        subscription.confirm_all = description["confirm_all"]
+        subscription.owner = description["owner"]
+        subscription.protocol = description["protocol"] & (PROTOCOLS - 1)
+        subscription.max_inflight = description["max_inflight"]
+        subscription.max_deliveries = description["max_deliveries"]
+        subscription.redelivery_us = description["redelivery_us"]
+        subscription.max_redelivery_us = description["max_redelivery_us"]
+        subscription.max_pending = description["max_pending"]
         subscription.members = []
         subscription.acked = set()
-        if exact:
-            subscription.topic = self.topic_id(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
-            subscription.attach(subscription.topic)
-        else:
-            subscription.filter_id = self.filters.add(text)
-            self.by_filter.setdefault(subscription.filter_id, []).append(subscription)
-            ids = []
-            self.names.visit(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), found_topic, <void*>ids)
-            for topic in ids:
-                subscription.attach(topic)
+        self.follow(subscription, limited)
         self.subscriptions[id] = subscription
         return subscription
+
+    cdef int follow(self, Subscription subscription, bint limited) except -1:
+        """Has a subscription woken for its topics from here on."""
+        cdef bytes text = subscription.filter
+        cdef const char* name = PyBytes_AS_STRING(text)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(text)
+        cdef Topic* topic
+        cdef void** grown
+        cdef Interest interest
+        if subscription.exact:
+            subscription.topic = self.topic_id(name, size) if limited else self.make_topic(name, size)
+            topic = &self.topics[subscription.topic]
+            if topic.subscriptions_count == topic.subscriptions_room:
+                grown = <void**>realloc(topic.subscriptions, (topic.subscriptions_room * 2 + 2) * sizeof(void*))
+                if grown == NULL:
+                    raise MemoryError
+                topic.subscriptions = grown
+                topic.subscriptions_room = topic.subscriptions_room * 2 + 2
+            subscription.slot = topic.subscriptions_count
+            topic.subscriptions[topic.subscriptions_count] = <void*>subscription
+            topic.subscriptions_count += 1
+            return 0
+        id = self.filters.add(text)
+        interest = self.interests.get(id)
+        if interest is None:
+            interest = Interest()
+            interest.id = id
+            interest.subscriptions = []
+            pair = (interest, self)
+            self.names.visit(name, size, note_topic, <void*>pair)
+            if interest.failed:
+                interest.leave_topics(self)
+                self.filters.remove(id)
+                raise MemoryError
+            self.interests[id] = interest
+        subscription.slot = <uint32_t>len(interest.subscriptions)
+        interest.subscriptions.append(subscription)
+        subscription.interest = interest
+        return 0
+
+    cdef int unfollow(self, Subscription subscription) except -1:
+        cdef Topic* topic
+        cdef void* last
+        cdef Interest interest
+        cdef Subscription other
+        if subscription.exact:
+            topic = &self.topics[subscription.topic]
+            topic.subscriptions_count -= 1
+            last = topic.subscriptions[topic.subscriptions_count]
+            topic.subscriptions[subscription.slot] = last
+            (<Subscription>last).slot = subscription.slot
+            return 0
+        interest = subscription.interest
+        other = interest.subscriptions.pop()
+        if other is not subscription:
+            interest.subscriptions[subscription.slot] = other
+            other.slot = subscription.slot
+        if not interest.subscriptions:
+            interest.leave_topics(self)
+            del self.interests[interest.id]
+        self.filters.remove(interest.id)
+        return 0
 
     cdef Subscription find(self, uint64_t id):
         return self.subscriptions.get(id)
 
     cdef int drop(self, Subscription subscription, int64_t now, bint write) except -1:
         """Ends a subscription; `write`: the log forgets it too."""
-        cdef uint32_t i, k
-        cdef Topic* topic
-        cdef list topics
         if subscription.closed:
             return 0
-        subscription.closed = True
-        for member in subscription.members:
-            (<Member>member).gone = True
-        subscription.members = []
-        if subscription.exact:
-            topics = [subscription.topic]
-        else:
-            same = self.by_filter[subscription.filter_id]
-            same.remove(subscription)
-            if not same:
-                del self.by_filter[subscription.filter_id]
-            self.filters.remove(subscription.filter_id)
-            topics = [64 * i + k for i in range(subscription.interest_words) for k in range(64)
-                      if (subscription.interest[i] >> k) & 1]
-        for id in topics:
-            topic = &self.topics[<uint32_t>id]
-            for i in range(topic.subscriptions_count):
-                if topic.subscriptions[i] == <void*>subscription:
-                    topic.subscriptions_count -= 1
-                    memmove(&topic.subscriptions[i], &topic.subscriptions[i + 1],
-                            (topic.subscriptions_count - i) * sizeof(void*))
-                    break
+        subscription.shut()
+        self.unfollow(subscription)
         if subscription.waits_safe:
             self.safe_waiters.remove(subscription)
         if subscription.ack_pending:
             self.acking.remove(subscription)
         if write and subscription.durable:
-            self.log.append_control(CONTROL_UNSUBSCRIBE, 0, 0, subscription.id, 0, NULL, 0, NULL, 0, now)
+            if self.log.append_control(CONTROL_UNSUBSCRIBE, 0, 0, subscription.id, 0, NULL, 0, NULL, 0, now) != APPEND_OK:
+                self.leaving.append(subscription.id)
         del self.subscriptions[subscription.id]
         return 0
 
-    def unsubscribe(self, Subscription subscription, now=None):
+    def unsubscribe(self, Subscription subscription not None, now=None):
         """Ends a subscription for good."""
         cdef int64_t at = hr_now_us() if now is None else now
+        self._check_open()
+        if subscription.bus is not self:
+            raise ValueError("a subscription of another bus")
         self.drop(subscription, at, True)
         self.flush(at)
 
-    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) except -1:
+    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) noexcept:
         """So that a restart does not give a message its attempts back. Without room it is only remembered."""
         cdef uint64_t pair[2]
         pair[0] = offset
         pair[1] = deliveries
-        self.log.append_control(CONTROL_ATTEMPT, 0, 0, subscription.id, 0, NULL, 0, <const uint8_t*>pair, 16, now)
-        return 0
+        return self.log.append_control(
+            CONTROL_ATTEMPT, 0, 0, subscription.id, 0, NULL, 0, <const uint8_t*>pair, 16, now)
 
     def tick(self, now=None):
         """Redeliveries, dead letters, subscriptions that nobody came back to; when to call it again (microseconds), or None."""
         cdef int64_t at = hr_now_us() if now is None else now
         cdef int64_t due, soonest = INT64_MAX
         cdef Subscription subscription
+        self._check_open()
+        failure = None
         for subscription in list(self.subscriptions.values()):
-            if not subscription.at_least_once:
+            if not subscription.at_least_once or subscription.closed:
                 continue
-            due = subscription.check_due(at)
+            try:
+                due = subscription.check_due(at)
+            except Exception as e:                        # the others have their time too
+                failure = e
+                continue
             if due >= 0:
                 soonest = min(soonest, due)
             if subscription.durable and subscription.alone_since and not subscription.queue:
@@ -1263,75 +1798,128 @@ cdef class Bus(Keeper):
                 else:
                     soonest = min(soonest, due)
         self.flush(at)
+        if failure is not None:
+            raise failure
         return None if soonest == INT64_MAX else soonest
 
-    # --- retention and restart -------------------------------------------------------------------------------------------
+    # --- retention -------------------------------------------------------------------------------------------------------
 
     cdef int carry(self, Segment* segment, int64_t now) except -1:
-        """Copies what is still needed from a segment into the newest one; 0 where it must stay for now."""
+        """Copies what is still needed from a segment into the newest one; 0 where it must stay for now.
+
+        That is so while room for it is on its way. Where none is, subscriptions do not hold back retention, unless they
+        may: what cannot be carried is lost, and what has to be written is written as soon as there is room.
+        """
         cdef Subscription subscription
         cdef Flight* flight
         cdef uint32_t i
+        cdef uint64_t position, offset
+        cdef int rc
         cdef dict wanted = {}
         if self.hold_for_subscriptions:
             for subscription in self.subscriptions.values():
-                if subscription.durable and subscription.segment <= segment.number:
+                if subscription.durable and subscription.waits_in(segment):
                     return 0
         for subscription in self.subscriptions.values():
-            for i in range(subscription.flights_count):
-                flight = &subscription.flights[(subscription.flights_first + i) & (subscription.flights_room - 1)]
-                if flight.segment == segment.number and not flight.done:
-                    wanted.setdefault(flight.position, []).append(subscription.id)
-        for position, ids in wanted.items():
-            if self._carry_message(segment, position, ids, now) != 0:
+            if subscription.open_flights:
+                for i in range(subscription.flights_count):
+                    flight = subscription.flight_at(i)
+                    if flight.segment == segment.number and not flight.done:
+                        wanted.setdefault(flight.position, []).append(subscription)
+        for position, owners in wanted.items():
+            rc = self.carry_message(segment, position, owners, now)
+            if rc == APPEND_OK:
+                continue
+            if self.room_may_come(rc):
                 return 0
+            offset = (<RecordHeader*>(segment.base + position)).offset
+            for subscription in owners:
+                subscription.finish(subscription.flight(offset))
+                subscription.settle()
+                subscription.lost += 1
+                self.lost += 1
         for subscription in self.subscriptions.values():
-            if subscription.durable and subscription.state_segment <= segment.number:
-                if subscription.write_state(now):
+            if subscription.durable and 0 < subscription.state_segment <= segment.number:
+                rc = subscription.write_state(now)
+                if rc == APPEND_OK:
+                    continue
+                if self.room_may_come(rc):
                     return 0
-        if self.ids_written and self.ids_segment <= segment.number:
-            if self.log.append_control(CONTROL_IDS, 0, 0, self.ids_written, 0, NULL, 0, NULL, 0, now) != APPEND_OK:
+                subscription.state_segment = 0
+                self.stateless.append(subscription)
+        if 0 < self.ids_segment <= segment.number:
+            rc = self.log.append_control(CONTROL_IDS, 0, 0, self.ids_written, 0, NULL, 0, NULL, 0, now)
+            if rc == APPEND_OK:
+                self.ids_segment = self.log.active.number
+            elif self.room_may_come(rc):
                 return 0
-            self.ids_segment = self.log.active.number
+            else:
+                self.ids_segment = 0
         return 1
 
-    cdef int _carry_message(self, Segment* segment, uint64_t position, list ids, int64_t now) except -1:
+    cdef bint room_may_come(self, int rc) except -1:
+        """Whether to wait, after a control record could not be written."""
+        if rc == APPEND_TOO_LARGE:
+            return False
+        return rc == APPEND_FAILED or self.hold_for_subscriptions or self.log.full is None
+
+    cdef int carry_message(self, Segment* segment, uint64_t position, list owners, int64_t now) except -100:
+        """Copies one message that is in flight, as append_control() answers; its flights are moved to the copy."""
         cdef RecordHeader* record = <RecordHeader*>(segment.base + position)
+        cdef Log log = self.log
         cdef Subscription subscription
         cdef Flight* flight
-        cdef uint64_t offset = record.offset
-        cdef uint64_t copy
-        cdef bytes owners = b"".join([(<uint64_t>id).to_bytes(8, "little") for id in ids])
-        cdef Log log = self.log
-        if log.write_name(record.topic, now) != APPEND_OK:
-            return 1
-        if log.append_control(CONTROL_CARRY, record.topic, 0, offset, 0, <const uint8_t*>PyBytes_AS_STRING(owners),
-                              <uint32_t>PyBytes_GET_SIZE(owners), <const uint8_t*>record, record.length, now) != APPEND_OK:
-            return 1
-        copy = log.position - padded(RECORD_HEADER + PyBytes_GET_SIZE(owners) + record.length) + (
-            RECORD_HEADER + PyBytes_GET_SIZE(owners))
-        for id in ids:
-            subscription = self.subscriptions[id]
-            flight = subscription.flight(offset)
-            flight.segment = log.active.number
-            flight.position = copy
+        cdef uint64_t pairs[2 * OWNERS]
+        cdef uint64_t copy_segment = 0, copy_position = 0
+        cdef uint32_t count = 0
+        cdef Py_ssize_t i, n = len(owners)
+        cdef int rc
+        for i in range(n):
+            subscription = owners[i]
+            if subscription.durable:
+                pairs[2 * count] = subscription.id
+                pairs[2 * count + 1] = subscription.flight(record.offset).deliveries
+                count += 1
+            if (count < OWNERS and i < n - 1) or (count == 0 and copy_segment):
+                continue
+            rc = log.append_control(
+                CONTROL_CARRY, record.topic, 0, record.offset, 0, <const uint8_t*>pairs, count * 16, <const uint8_t*>record,
+                0 if copy_segment else record.length, now)
+            if rc != APPEND_OK:
+                return rc
+            if copy_segment == 0:
+                copy_segment = log.active.number
+                copy_position = log.position - padded(RECORD_HEADER + count * 16 + record.length) + RECORD_HEADER + count * 16
+                if log.names[record.topic].written != copy_segment:
+                    # A topic's name stands in each segment in which it is used.
+                    rc = log.write_name(record.topic, now)
+                    if rc != APPEND_OK:
+                        return rc
+            count = 0
+        for subscription in owners:
+            flight = subscription.flight(record.offset)
+            flight.segment = copy_segment
+            flight.position = copy_position
         self.carried_count += 1
-        return 0
+        return APPEND_OK
 
     cdef int retired(self, Segment* segment) except -1:
         cdef Subscription subscription
-        if self.log.open:
+        if self.log.segments_count and self.log.segments_[0].number > segment.number:
             for subscription in self.subscriptions.values():
                 if subscription.segment <= segment.number:
                     subscription.overtaken(segment)
         if self.open_number == segment.number:
             self.open_number = 0
+            self.open_index = NULL
         if segment.index != NULL:
             free_index(<Index*>segment.index)
             segment.index = NULL
         return 0
 
-    cdef int _restore(self) except -1:
+    # --- restart ---------------------------------------------------------------------------------------------------------
+
+    cdef int restore(self, int64_t now) except -1:
         """Builds the index and the durable subscriptions from the log."""
         cdef Log log = self.log
         cdef Segment* segment
@@ -1342,7 +1930,9 @@ cdef class Bus(Keeper):
         cdef uint32_t id
         cdef Py_ssize_t i
         cdef dict states = {}
-        cdef dict carried = {}
+        cdef dict copies = {}
+        cdef dict parts = {}
+        self.free_indexes()
         self.grow_topics(log.names_count)
         for id in range(1, log.names_count):
             if log.names[id].text != NULL:
@@ -1354,6 +1944,7 @@ cdef class Bus(Keeper):
             while position < segment.end:
                 record = <RecordHeader*>(segment.base + position)
                 if not record.flags & FLAG_CONTROL:
+                    self.grow_topics(record.topic)        # damage may have taken its name
                     m.topic = record.topic
                     m.segment = segment
                     m.position = position
@@ -1361,80 +1952,132 @@ cdef class Bus(Keeper):
                         raise MemoryError
                 elif record.kind >= CONTROL_SUBSCRIPTION:
                     view_record(record, &view)
-                    self._replay(&view, segment.number, position, states, carried)
+                    self.replay(&view, segment.number, position, states, copies, parts)
                 position += padded(record.length)
         for sub_id in sorted(states):
-            self._revive(sub_id, states[sub_id], carried)
+            self.revive(sub_id, states[sub_id], copies, now)
         if self.ids_written:
             self.next_id = self.ids_written
         return 0
 
-    cdef int _replay(self, View* view, uint64_t number, uint64_t position, dict states, dict carried) except -1:
+    cdef int replay(self, View* view, uint64_t number, uint64_t position, dict states, dict copies, dict parts) except -1:
+        """One control record of the bus. `copies`: offset -> where it was carried to; `parts`: id -> what precedes its state."""
         cdef const RecordHeader* record = view.record
         cdef const uint64_t* words = <const uint64_t*>view.payload
+        cdef const uint64_t* owners = <const uint64_t*>view.headers
         cdef uint64_t count = view.payload_len // 8
         cdef uint64_t i
-        id = record.correlation
-        if record.kind == CONTROL_SUBSCRIPTION:
-            state = json.loads(view.payload[:view.payload_len])
-            state["segment"] = number
-            state["acked"] = set(state["acked"])
-            state["attempts"] = {int(offset): n for offset, n in state["attempts"].items()}
-            states[id] = state
-        elif record.kind == CONTROL_UNSUBSCRIBE:
-            states.pop(id, None)
-        elif record.kind == CONTROL_ACK and id in states:
-            state = states[id]
-            state["floor"] = max(state["floor"], words[0])
-            if count > 1:
-                state["acked"].update([words[i] for i in range(1, count)])
-            if len(state["acked"]) > 64:
-                state["acked"] = {offset for offset in state["acked"] if offset >= state["floor"]}
-        elif record.kind == CONTROL_ATTEMPT and id in states:
-            states[id]["attempts"][words[0]] = words[1]
+        cdef Remembered state
+        if record.kind == CONTROL_ACK:
+            state = states.get(record.correlation)
+            if state is not None and count:
+                state.cursor = max(state.cursor, words[0])
+                for i in range(1, count):
+                    state.open.pop(words[i], None)
+                    state.acked.add(words[i])
+                if len(state.acked) > state.prune_at:
+                    state.acked = {offset for offset in state.acked if offset >= state.cursor}
+                    state.prune_at = 2 * len(state.acked) + 64
+                if words[0] > state.floor:
+                    state.floor = words[0]
+        elif record.kind == CONTROL_ATTEMPT:
+            state = states.get(record.correlation)
+            if state is not None and count == 2:
+                state.open[words[0]] = words[1]
+        elif record.kind == CONTROL_PASSED:
+            state = states.get(record.correlation)
+            if state is not None and count == 2:
+                state.passed.append((words[0], words[1]))
         elif record.kind == CONTROL_CARRY:
-            for i in range(view.headers_len // 8):
-                carried.setdefault((<const uint64_t*>view.headers)[i], {})[record.correlation] = (
-                    number, position + RECORD_HEADER + view.headers_len)
+            if view.payload_len:
+                copies[record.correlation] = (number, position + RECORD_HEADER + view.headers_len)
+            for i in range(view.headers_len // 16):
+                state = states.get(owners[2 * i])
+                if state is not None:
+                    state.open[record.correlation] = owners[2 * i + 1]
+        elif record.kind == CONTROL_PART:
+            if owners[0] == 0:
+                parts[record.correlation] = [number]
+            parts[record.correlation].append(view.payload[:view.payload_len])
+        elif record.kind == CONTROL_SUBSCRIPTION:
+            description = json.loads(view.headers[:view.headers_len].decode("utf-8", "surrogateescape"))
+            body = view.payload[:view.payload_len]
+            if description["parts"]:
+                number, *pieces = parts.pop(record.correlation)
+                body = b"".join(pieces)
+            states[record.correlation] = remembered(description, number, body)
+        elif record.kind == CONTROL_UNSUBSCRIBE:
+            states.pop(record.correlation, None)
         elif record.kind == CONTROL_IDS:
             self.ids_written = max(self.ids_written, record.correlation)
             self.ids_segment = number
         return 0
 
-    cdef int _revive(self, uint64_t id, dict state, dict carried) except -1:
+    cdef int revive(self, uint64_t id, Remembered state, dict copies, int64_t now) except -1:
         """A durable subscription as it was: everything that it did not acknowledge is delivered again."""
         cdef Subscription subscription
-        cdef Flight* flight
-        cdef uint64_t floor = state["floor"]
-        subscription = self._make(
-            id, state["filter"].encode("utf-8", "surrogateescape"), state["exact"], True, True, state["queue"],
-            state["confirm_all"], state["owner"], state["protocol"], state)
-        subscription.state_segment = state["segment"]
+        cdef Segment* segment = NULL
+        cdef RecordHeader* record
+        cdef uint64_t offset, known, number, position
+        subscription = self.make(
+            id, state.description["filter"].encode("utf-8", "surrogateescape"),
+            {**state.description, "at_least_once": True, "durable": True}, False)
+        subscription.state_segment = state.segment
+        subscription.acks_above = len(state.acked)
         subscription.restored_below = self.log.next_offset
-        subscription.acked = {offset for offset in state["acked"] if offset >= floor}
-        subscription.attempts = {offset: n for offset, n in state["attempts"].items() if offset >= floor}
-        subscription.alone_since = hr_now_us()
-        subscription.seek(floor)
-        for offset, (number, position) in sorted(carried.get(id, {}).items()):
-            if floor <= offset < subscription.next_offset and offset not in subscription.acked:
-                flight = subscription.add_flight(offset)
-                flight.segment = number
-                flight.position = position
-                flight.deliveries = subscription.attempts.pop(offset, 1)
-                flight.due = 0
-                subscription.next_due = 0
+        subscription.alone_since = now
+        subscription.seek(state.cursor)
+        passed = [offset for pair in state.passed for offset in pair]
+        known = max(1 + max(max(state.acked, default=-1), max(state.open, default=-1)), max(passed, default=0))
+        # What was in flight when the state was written, or was carried since.
+        for offset in sorted(state.open):
+            if state.floor <= offset < subscription.next_offset:
+                if offset in copies:
+                    number, position = copies[offset]
+                else:
+                    record = self.record_at(offset, &segment)
+                    if record == NULL:
+                        continue
+                    number = segment.number
+                    position = <const uint8_t*>record - segment.base
+                subscription.take_up(offset, number, position, state.open[offset], now)
+        # What was handed out since: all that comes before something of which the log says so.
+        while subscription.next_record(self.log.published_, &segment, &position):
+            record = <RecordHeader*>(segment.base + position)
+            if record.offset >= known:
+                break
+            subscription.skip_one(segment, position)
+            if subscription.confirms(record) and record.offset not in state.acked and not (
+                bisect_right(passed, record.offset) % 2
+            ):
+                subscription.take_up(record.offset, segment.number, position, state.open.get(record.offset, 1), now)
+        subscription.acked = {offset for offset in state.acked if offset >= subscription.next_offset}
         return 0
 
     def close(self):
         """Lets go of the log; the log itself is closed by whoever opened it."""
-        cdef Py_ssize_t i
-        self.flush(hr_now_us())
-        self.log.keeper = Keeper()
-        for i in range(self.log.segments_count):
-            if self.log.segments_[i].index != NULL:
-                free_index(<Index*>self.log.segments_[i].index)
-                self.log.segments_[i].index = NULL
-        self.open_number = 0
+        cdef Subscription subscription
+        cdef Topic* topic
+        cdef uint32_t i
+        if self.closed:
+            return
+        try:
+            self.flush(hr_now_us())
+        finally:
+            self.closed = True
+            for subscription in self.subscriptions.values():
+                subscription.shut()
+            for i in range(self.topics_room):
+                self.topics[i].subscriptions_count = self.topics[i].interests_count = 0
+            self.dirty_count = 0
+            self.subscriptions = {}
+            self.interests = {}
+            self.acking = []
+            self.safe_waiters = []
+            self.stateless = []
+            if self.log.keeper is self:
+                self.log.keeper = Keeper()
+                self.free_indexes()
 
     def stats(self):
         """Counters since the start, and how much there is of everything."""
@@ -1451,3 +2094,21 @@ cdef class Bus(Keeper):
             "published_bytes": {name: self.published_bytes[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
             "delivered": {name: self.delivered_count[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
         }
+
+
+cdef Remembered remembered(dict description, uint64_t number, bytes body):
+    """A state as write_state() wrote it."""
+    cdef Remembered state = Remembered()
+    words = array("Q")
+    words.frombytes(body)
+    cursor, in_flight = words[:2]
+    end = 2 + 2 * in_flight
+    state.description = description
+    state.segment = number
+    state.cursor = cursor
+    state.floor = 0
+    state.open = dict(zip(words[2:end:2], words[3:end:2]))
+    state.acked = set(words[end:])
+    state.passed = []
+    state.prune_at = 2 * len(state.acked) + 64
+    return state

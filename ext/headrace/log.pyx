@@ -530,7 +530,7 @@ cdef Segment* new_segment(State* st, uint64_t number, int fd, uint64_t size) noe
 
 
 cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept nogil:
-    """A new file under its final name, allocated, zeroed, synced and faulted in."""
+    """A new file under its final name, allocated, zeroed and faulted in; its header synced."""
     cdef char path[PATH_ROOM]
     cdef char temporary[PATH_ROOM]
     cdef uint8_t* page
@@ -554,7 +554,9 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
         c_unlink(temporary)
         return NULL
     write_header(segment.base, st.id, number, segment.size)
-    if hr_fdatasync(fd) != 0 or c_rename(temporary, path) != 0 or hr_sync_dir(st.dir) != 0:
+    # The header and where the file's blocks are must be on disk. Its zeros need not: blocks that were never written read
+    # as zeros too, and waiting for them would make new segments no faster than the disk.
+    if hr_sync_range(fd, segment.base, 0, SEGMENT_HEADER) != 0 or c_rename(temporary, path) != 0 or hr_sync_dir(st.dir) != 0:
         error[0] = c_errno
         free_segment(segment)
         c_unlink(temporary)

@@ -30,6 +30,8 @@
 static inline uint64_t hr_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void hr_store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline int hr_load_int(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+/* For a flag that only has to be seen some time soon; it orders nothing and costs nothing. */
+static inline int hr_peek_int(const int *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline void hr_store_int(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline int hr_swap_int(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int hr_or_int(int *p, int v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }

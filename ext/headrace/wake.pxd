@@ -2,3 +2,7 @@
 
 cdef class Waker:
     cdef int wake(self) except -1
+
+
+cdef class CallbackWaker(Waker):
+    cdef readonly object callback

@@ -6,3 +6,16 @@ cdef class Waker:
 
     cdef int wake(self) except -1:
         return 0
+
+
+cdef class CallbackWaker(Waker):
+    """Calls a Python callable, for who is not compiled."""
+
+    def __init__(self, callback):
+        if not callable(callback):
+            raise TypeError(f"{callback!r} cannot be called")
+        self.callback = callback
+
+    cdef int wake(self) except -1:
+        self.callback()
+        return 0

@@ -1,7 +1,11 @@
-"""The bus: topics and subscriptions on the log."""
+"""The bus: topics and subscriptions on the log. A subscription's queue, its redeliveries and its replay are cursors.
+
+It knows nothing of protocols, sockets or the loop. All of it belongs to the thread that appends to the log. Times are
+microseconds since the epoch; where one is left out, it is now. Compiled sessions use bus.pxd.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from typing_extensions import Buffer
 
@@ -11,7 +15,7 @@ from headrace.wake import Waker
 PROTOCOL_NAMES: tuple[str, ...]
 
 class Received(NamedTuple):
-    """One delivery. `confirm`: acknowledge it with `tag`."""
+    """One delivery as Python sees it. `confirm`: acknowledge it with `tag`."""
 
     offset: int
     time: int
@@ -27,27 +31,32 @@ class Received(NamedTuple):
     deliveries: int
     confirm: bool
 
+@final
 class Member:
-    """One peer's part of a subscription."""
+    """One peer's part of a subscription. Made by Subscription.join()."""
 
+    credits: int
     @property
     def subscription(self) -> Subscription: ...
-    @property
-    def id(self) -> int: ...
     @property
     def inflight(self) -> int: ...
     @property
     def gone(self) -> bool: ...
-    credits: int
-    def receive(self, now: int | None = None) -> Received | None:
-        """The next delivery, or None."""
-
     def leave(self, now: int | None = None) -> None:
         """Gives back what it has not acknowledged, to be delivered to another member or to its successor."""
 
+    def receive(self, now: int | None = None) -> Received | None:
+        """The next delivery, or None."""
+
+@final
 class Subscription:
     """A cursor on the log. Made by Bus.subscribe()."""
 
+    max_inflight: int
+    max_deliveries: int
+    redelivery_us: int
+    max_redelivery_us: int
+    max_pending: int
     @property
     def id(self) -> int: ...
     @property
@@ -69,9 +78,9 @@ class Subscription:
     @property
     def closed(self) -> bool: ...
     @property
-    def inflight(self) -> int: ...
-    @property
-    def open_flights(self) -> int: ...
+    def inflight(self) -> int:
+        """How many deliveries wait for an acknowledgement, or for the next attempt."""
+
     @property
     def member_count(self) -> int: ...
     @property
@@ -84,44 +93,31 @@ class Subscription:
     def dead(self) -> int: ...
     @property
     def lost(self) -> int: ...
-    max_inflight: int
-    max_deliveries: int
-    redelivery_us: int
-    max_redelivery_us: int
-    max_pending: int
     def join(self, waker: Waker | None, credits: int, now: int) -> Member:
-        """A peer that takes from this subscription; `waker` (or None) is told when there is something. Credits -1: no
-        limit."""
+        """A peer that takes from this subscription; `waker` is told when there is something.
 
-    def ack(self, tag: int) -> bool:
+        `credits` is how many deliveries it takes, -1 without limit. Where members do not share the subscription, the
+        newest one replaces the one before it.
+        """
+
+    def ack(self, tag: int, now: int | None = None) -> bool:
         """Acknowledges a delivery by its tag; False where none is waiting for it."""
 
     def reject(self, tag: int, *, delay: float = 0, now: int | None = None) -> bool:
         """Has a delivery made again after `delay` seconds, within its attempts; False where none is waiting."""
 
+@final
 class Bus:
     """Topics and subscriptions on one log. `schedule`, if set, is called when dispatch() has something to do."""
 
     schedule: Callable[[], object] | None
     hold_for_subscriptions: bool
-    def __init__(
-        self,
-        log: Log,
-        *,
-        max_inflight: int = 1024,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 2.0,
-        max_redelivery_delay: float = 300.0,
-        dead_letter_prefix: str = "dead.",
-        durable_grace: float = 3600.0,
-        max_pending: int = 0,
-        max_topics: int = 1_000_000,
-        hold_for_subscriptions: bool = False,
-    ) -> None: ...
     @property
     def log(self) -> Log: ...
     @property
     def subscriptions(self) -> dict[int, Subscription]: ...
+    @property
+    def closed(self) -> bool: ...
     @property
     def max_topics(self) -> int: ...
     @property
@@ -140,6 +136,21 @@ class Bus:
     def expired(self) -> int: ...
     @property
     def carried_count(self) -> int: ...
+    def __init__(
+        self,
+        log: Log,
+        *,
+        max_inflight: int = 1024,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 2.0,
+        max_redelivery_delay: float = 300.0,
+        dead_letter_prefix: str = "dead.",
+        durable_grace: float = 3600.0,
+        max_pending: int = 0,
+        max_topics: int = 1_000_000,
+        hold_for_subscriptions: bool = False,
+        now: int | None = None,
+    ) -> None: ...
     def configure(
         self,
         *,
@@ -152,7 +163,7 @@ class Bus:
         max_pending: int,
         hold_for_subscriptions: bool = False,
     ) -> None:
-        """Sets what subscriptions made from now on begin with."""
+        """Sets what subscriptions made from now on begin with, and how long durable ones are kept."""
 
     def publish(
         self,
@@ -170,7 +181,14 @@ class Bus:
         """Publishes one message; its offset."""
 
     def publish_many(
-        self, topic: str | bytes, payloads: Buffer, size: int, *, protocol: int = 0, now: int | None = None
+        self,
+        topic: str | bytes,
+        payloads: Buffer,
+        size: int,
+        *,
+        protocol: int = 0,
+        confirmed: bool = False,
+        now: int | None = None,
     ) -> int:
         """Publishes `payloads`, cut into messages of `size` bytes, in one call; how many were taken before the log was
         full."""
@@ -188,9 +206,18 @@ class Bus:
         protocol: int = 0,
         start: int | None = None,
         now: int | None = None,
-        **options: int,
+        max_inflight: int = ...,
+        max_deliveries: int = ...,
+        redelivery_us: int = ...,
+        max_redelivery_us: int = ...,
+        max_pending: int = ...,
     ) -> Subscription:
-        """A new subscription, from the end of the log or from the offset `start`."""
+        """A new subscription, from the end of the log or from the offset `start`.
+
+        `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it and
+        what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
+        acknowledged, however it was published. What is left out at the end is as the bus was configured.
+        """
 
     def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:
         """Ends a subscription for good."""
@@ -202,10 +229,10 @@ class Bus:
         """Wakes those who met the log's safe end; to be called when it moved."""
 
     def tick(self, now: int | None = None) -> int | None:
-        """Redeliveries, dead letters, subscriptions that nobody came back to; when to call it again (microseconds)."""
-
-    def close(self) -> None:
-        """Lets go of the log; the log itself is closed by whoever opened it."""
+        """Redeliveries, dead letters, subscriptions that nobody came back to; when to call it again, or None."""
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and how much there is of everything."""
+
+    def close(self) -> None:
+        """Lets go of the log; the log itself is closed by whoever opened it."""

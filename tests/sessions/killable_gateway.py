@@ -25,8 +25,9 @@ def serve(path: str, connection: socket.socket) -> None:
     log = Log(path, sync="always", segment_bytes=1 << 18, pool_segments=1)
     bus = Bus(log, max_deliveries=100_000, max_inflight=65_536)
     session = Blipmq(bus, Keyring([KEY])).session()
+    sources: list[socket.socket | int] = [connection, log.event_fd]
     while not session.closing:
-        ready, _, _ = select.select([connection, log.event_fd], [], [], 0.1)
+        ready, _, _ = select.select(sources, [], [], 0.1)
         data = b""
         if log.event_fd in ready:
             log.on_event()
