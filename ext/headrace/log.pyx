@@ -83,6 +83,7 @@ cdef extern from "platform.h" nogil:
     uint64_t hr_load_acquire(const uint64_t* p)
     void hr_store_release(uint64_t* p, uint64_t v)
     int hr_load_int(const int* p)
+    int hr_peek_int(const int* p)
     void hr_store_int(int* p, int v)
     int hr_swap_int(int* p, int v)
     int hr_or_int(int* p, int v)
@@ -450,7 +451,7 @@ cdef void* sync_main(void* arg) noexcept nogil:
         st.syncs += 1
         st.sync_us += <uint64_t>(hr_now_us() - began)
         if error:
-            st.failed = error
+            hr_store_int(&st.failed, error)
             raise_event(st, EVENT_FAILED)
         else:
             hr_store_release(&st.synced_lsn, (active.number << 40) | end)
@@ -1081,7 +1082,7 @@ cdef class Log:
             length += 4 + 4 * <uint64_t>m.parts_count
         if length > self.max_record:
             return APPEND_TOO_LARGE
-        if self.st.failed:
+        if hr_peek_int(&self.st.failed):
             return APPEND_FAILED
         record = self.reserve(length, False)
         if record == NULL:
@@ -1156,7 +1157,7 @@ cdef class Log:
         cdef uint64_t whole = padded(length)
         if length > self.max_record + (self.max_record >> 2):      # a message of any size can be carried, with who wants it
             return APPEND_TOO_LARGE
-        if self.st.failed:
+        if hr_peek_int(&self.st.failed):
             return APPEND_FAILED
         record = self.reserve(length, True)
         if record == NULL:
@@ -1200,7 +1201,7 @@ cdef class Log:
     cdef void make_readable(self) noexcept nogil:
         """Publishes what was appended, once a batch, and asks for the sync that the policy wants."""
         cdef State* st = self.st
-        if self.published_ == ((self.active.number << 40) | self.position) or st.failed:
+        if self.published_ == ((self.active.number << 40) | self.position) or hr_peek_int(&st.failed):
             return                        # after a failed sync nothing more is confirmed, whatever the policy
         self._mark_published()
         if st.lazy_us:
@@ -1455,7 +1456,8 @@ cdef class Log:
     @property
     def failed(self):
         """Why nothing is confirmed any more, or None."""
-        return f"sync failed: {os.strerror(self.st.failed)}" if self.st.failed > 0 else None
+        cdef int error = hr_load_int(&self.st.failed)
+        return f"sync failed: {os.strerror(error)}" if error > 0 else None
 
     @property
     def full(self):
@@ -1605,7 +1607,7 @@ cdef class Log:
                 pthread_cond_signal(&st.sync_wanted)
                 pthread_cond_wait(&st.sync_done, &st.lock)
             pthread_mutex_unlock(&st.lock)
-        if st.failed:
+        if hr_load_int(&st.failed):
             raise LogFailed(self.failed)
 
     def save_cursor(self, str name, uint64_t offset):
@@ -1655,13 +1657,17 @@ cdef class Log:
     def stats(self):
         """Counters since the log was opened, and where it stands."""
         cdef State* st = self.st
+        cdef uint64_t syncs, sync_us, made, recycled
+        pthread_mutex_lock(&st.lock)
+        syncs, sync_us, made, recycled = st.syncs, st.sync_us, st.prepared_new, st.prepared_recycled
+        pthread_mutex_unlock(&st.lock)
         return {
             "records": self.appended_records, "bytes": self.appended_bytes, "refused_full": self.refused_full,
             "first_offset": self.first, "appended_offset": self.next_offset, "safe_offset": self.safe_offset(),
             "synced_offset": hr_load_acquire(&st.synced_offset), "segments": self.segments_count,
             "segment_bytes": st.segment_bytes, "pool_segments": max(0, hr_load_int(&st.pool_count) - RESERVED_SEGMENTS),
-            "max_segments": self.max_segments, "syncs": st.syncs, "sync_seconds": st.sync_us / 1e6,
-            "prepared_new": st.prepared_new, "prepared_recycled": st.prepared_recycled,
+            "max_segments": self.max_segments, "syncs": syncs, "sync_seconds": sync_us / 1e6,
+            "prepared_new": made, "prepared_recycled": recycled,
             "retired_segments": self.retired_segments, "overrun_holds": self.overrun_holds,
             "topics": self.names_count - 1,
         }
@@ -1676,7 +1682,7 @@ cdef class Log:
         if not self.open:
             return
         try:
-            if sync and not self.st.failed:
+            if sync and not hr_load_int(&self.st.failed):
                 self.sync_now()
                 # the marks of that sync reach the disk too, so that the whole log opens as covered
                 hr_fdatasync(self.active.fd)

@@ -281,6 +281,7 @@ def test_forgotten_subscription_does_not_pin_the_log_unless_asked_to(place: Plac
 def test_subscription_holds_back_the_log_where_the_operator_says_so(place: Place) -> None:
     place.bus.hold_for_subscriptions = True
     durable(place)
+    place.publish("t", b"not seen yet", confirmed=True)
 
     def full() -> str | None:
         place.log.on_event()

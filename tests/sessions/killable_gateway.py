@@ -45,7 +45,6 @@ class KillableGateway:
 
     def __init__(self, path: Path, preload: Path | None = None, **environment: str) -> None:
         self.connection, theirs = socket.socketpair()
-        self.connection.settimeout(60)
         preloaded = [os.environ.get("LD_PRELOAD", ""), str(preload or "")]
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(path), str(theirs.fileno())],
@@ -90,7 +89,7 @@ class KillableGateway:
         frames, self.arrived = self.arrived, []
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(60)
+            self.process.wait()
             while data := self._rest():
                 frames += self.decoder.feed(data)
             self.connection.close()
