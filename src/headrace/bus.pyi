@@ -214,8 +214,8 @@ class Bus:
     ) -> Subscription:
         """A new subscription, from the end of the log or from the offset `start`.
 
-        `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it and
-        what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
+        `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it
+        and what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
         acknowledged, however it was published. What is left out at the end is as the bus was configured.
         """
 
