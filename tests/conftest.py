@@ -4,6 +4,7 @@ It holds no fixtures of any one room; those are next to that room's tests.
 """
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.suites import REQUIREMENTS
+
+# A run in the background inherits that SIGINT is ignored, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = int(os.environ.get("HEADRACE_SOAK") or 1)
 
