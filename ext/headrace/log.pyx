@@ -1474,6 +1474,8 @@ cdef class Log:
         pthread_mutex_lock(&st.lock)
         error = st.prepare_error
         coming = st.leaving_count + st.preparing + st.may_create
+        if st.pool_count > RESERVED_SEGMENTS:
+            coming += 1                                # it came just now
         pthread_mutex_unlock(&st.lock)
         if error:
             return f"cannot prepare a segment: {os.strerror(error)}"
