@@ -37,6 +37,7 @@ class Message:
 class Flight:
     deliveries: int
     due: int
+    held: bool = True  # a peer got it since the last restart
 
 
 @dataclass(slots=True)
@@ -51,8 +52,11 @@ class Subscription:
     alone_since: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)  # by offset
     done: set[int] = field(default_factory=set)  # offsets acknowledged or buried
+    attempts: dict[int, int] = field(
+        default_factory=dict
+    )  # by offset: deliveries, of what was delivered again
     restored_below: int = 0  # messages from before the last restart
-    attempts: dict[int, int] = field(default_factory=dict)  # deliveries that the log remembers from before it
+    late_acks: int = 0  # since then, of messages that it has not come to again
 
 
 class Broker:
@@ -100,9 +104,7 @@ class Broker:
     def tick(self, now: int) -> None:
         """Time passes for those who say nothing."""
         for subscription in list(self.subscriptions.values()):
-            for offset, flight in sorted(subscription.flights.items()):
-                if flight.due <= now and flight.deliveries >= self.max_deliveries:
-                    self.bury(subscription, offset)
+            self.bury_due(subscription, now)
             if subscription.qos and not subscription.peers and subscription.alone_since + self.grace <= now:
                 del self.subscriptions[subscription.id]
 
@@ -118,47 +120,66 @@ class Broker:
                     peer.key = None
                     peer.let_go(now)
 
-    def restart(self, next_id: int) -> None:
-        """All peers are gone, and with them their QoS 0 subscriptions. Ids may have been skipped."""
+    def restart(self, next_id: int, now: int) -> None:
+        """All peers are gone, and with them their QoS 0 subscriptions. Ids may have been skipped.
+
+        Redeliveries are remembered, first deliveries are not; but whatever comes before something that was
+        delivered again, acknowledged or buried was delivered as well.
+        """
         self.peers.clear()
         self.next_id = next_id
         for subscription in list(self.subscriptions.values()):
             if subscription.qos == 0:
                 del self.subscriptions[subscription.id]
                 continue
+            known = 1 + max([*subscription.done, *subscription.attempts], default=-1)
             subscription.peers.clear()
-            subscription.cursor = subscription.start
+            subscription.alone_since = now
             subscription.restored_below = len(self.messages)
-            subscription.attempts.update(
-                {
-                    offset: flight.deliveries
-                    for offset, flight in subscription.flights.items()
-                    if flight.deliveries > 1
-                }
-            )
+            subscription.late_acks = 0
             subscription.flights.clear()
+            for offset in range(subscription.start, known):
+                message = self.messages[offset]
+                if (message.topic, message.qos) == (
+                    subscription.topic,
+                    1,
+                ) and offset not in subscription.done:
+                    flight = self.flown(subscription.attempts.get(offset, 1), now)
+                    if flight.deliveries < self.max_deliveries:
+                        flight.due = now
+                    flight.held = False
+                    subscription.flights[offset] = flight
+            subscription.cursor = max(subscription.start, known)
+
+    def bury_due(self, subscription: Subscription, now: int) -> None:
+        """What is due and had its last delivery goes to the dead letters."""
+        for offset, flight in sorted(subscription.flights.items(), key=lambda item: (item[1].due, item[0])):
+            if flight.due <= now and flight.deliveries >= self.max_deliveries:
+                self.bury(subscription, offset)
 
     def bury(self, subscription: Subscription, offset: int) -> None:
-        del subscription.flights[offset]
-        subscription.done.add(offset)
+        self.finish(subscription, offset)
         message = self.messages[offset]
         if not message.topic.startswith("dead."):
             self.topics.add("dead." + message.topic)
             self.messages.append(Message("dead." + message.topic, message.body, message.qos))
+
+    def finish(self, subscription: Subscription, offset: int) -> None:
+        subscription.flights.pop(offset, None)
+        subscription.attempts.pop(offset, None)
+        subscription.done.add(offset)
 
     def flown(self, deliveries: int, now: int) -> Flight:
         return Flight(deliveries, now + min(self.redelivery << (deliveries - 1), self.max_redelivery))
 
     def take(self, subscription: Subscription, now: int) -> tuple[int, Message, bool] | None:
         """The next delivery: offset, message, and whether it is to be acknowledged."""
+        self.bury_due(subscription, now)
         for offset, flight in sorted(subscription.flights.items()):
-            if flight.due > now:
-                continue
-            if flight.deliveries >= self.max_deliveries:
-                self.bury(subscription, offset)
-                continue
-            subscription.flights[offset] = self.flown(flight.deliveries + 1, now)
-            return offset, self.messages[offset], True
+            if flight.due <= now:
+                subscription.flights[offset] = self.flown(flight.deliveries + 1, now)
+                subscription.attempts[offset] = flight.deliveries + 1
+                return offset, self.messages[offset], True
         if len(subscription.flights) >= self.max_inflight:
             return None
         while subscription.cursor < len(self.messages):
@@ -171,7 +192,7 @@ class Broker:
             if offset < subscription.restored_below and not confirm:
                 continue
             if confirm:
-                subscription.flights[offset] = self.flown(subscription.attempts.pop(offset, 0) + 1, now)
+                subscription.flights[offset] = self.flown(1, now)
             return offset, message, confirm
         return None
 
@@ -211,7 +232,8 @@ class Peer:
                 continue
             subscription.alone_since = now
             for flight in subscription.flights.values():
-                flight.due = now
+                if flight.held:
+                    flight.due = min(flight.due, now)
 
     def answer(self, frame: codec.Frame, now: int) -> bytes:
         cid = frame.correlation
@@ -304,8 +326,7 @@ class Peer:
     def ack(self, tag: int, subscription: Subscription | None) -> bytes:
         offset = tag - 1
         if subscription is not None and offset in subscription.flights:
-            del subscription.flights[offset]
-            subscription.done.add(offset)
+            self.broker.finish(subscription, offset)
             return b""
         if (
             subscription is not None
@@ -313,9 +334,11 @@ class Peer:
             and offset not in subscription.done
             and (message := self.broker.messages[offset]).topic == subscription.topic
             and message.qos == 1
+            and subscription.late_acks < self.broker.max_inflight
         ):
             # Delivered before a restart, as far as anybody knows, and not come to again yet.
-            subscription.done.add(offset)
+            subscription.late_acks += 1
+            self.broker.finish(subscription, offset)
             return b""
         return codec.encode_nack(404, "unknown subscription or delivery tag", tag)
 

@@ -41,7 +41,7 @@ class PassiveGateway:
 
     def open(self) -> None:
         self.log = Log(self.path, **self._log_options)
-        self.bus = Bus(self.log, **self._bus_options)
+        self.bus = Bus(self.log, now=self.now, **self._bus_options)
         self.shared = Blipmq(self.bus, self.keys, **self._options)
 
     def close(self) -> None:
@@ -49,11 +49,9 @@ class PassiveGateway:
         self.log.close()
 
     def restart(self) -> None:
-        """Ends the process, as it were, and starts it again; nobody says goodbye. A bus that opens reads the
-        system's clock, so that is what time it is then."""
+        """Ends the process, as it were, and starts it again at once; nobody says goodbye."""
         self.close()
         self.open()
-        self.now = time.time_ns() // 1000
 
     def elapse(self, seconds: float) -> None:
         """Time passes, the bus sees to what is due, and all of it is safe."""

@@ -175,9 +175,7 @@ class Both:
         id = probe.subscribe("t", 0)
         assert id > max(self.given, default=0)
         probe.leave()
-        self.model.restart(id + 1)
-        for subscription in self.model.subscriptions.values():
-            subscription.alone_since = self.real.now  # nobody knows how long the gateway was away
+        self.model.restart(id + 1, self.real.now)
 
 
 @contextmanager
