@@ -7,6 +7,7 @@ cdef enum:
     SEGMENT_HEADER = 4096   # first record's position in a segment; one page, so that records and header never share one
     RECORD_HEADER = 48
     MAX_SEGMENT = 0x40000000
+    PASSED_ROOM = 16        # segments that a reader keeps until it is told to sync; with more it syncs by itself
 
 cdef enum Appended:         # what append() and append_control() answer
     APPEND_OK = 0
@@ -208,12 +209,26 @@ cdef class LogReader:
     cdef readonly uint64_t overtaken       # offsets that were retired before this reader came to them
     cdef readonly uint64_t lost            # offsets that damage took
     cdef readonly uint64_t offset          # of the next message
+    cdef bint syncs                        # its segments are mapped so that it can sync them
+    cdef int failed                        # errno of the sync that failed; final
+    cdef bint busy                         # at work without the GIL: `current` and `passed` must stay
     cdef Segment current
     cdef bint mapped
+    cdef uint64_t readable                 # in current: what glide() knows to be readable
+    cdef Segment passed[PASSED_ROOM]       # read to the end, not yet synced
+    cdef int passed_count
+    cdef uint64_t skipped                  # segments before this one were neither read nor synced; 0: none
     cdef dict topics_                      # topic id -> name, of the current segment
     cdef dict origins_
     cdef int step(self, View* out) except -1            # 1: a record (message or control), 0: nothing more now
+    cdef int glide(self, View* out) noexcept nogil      # 1: a message, 0: ask step(), which needs the GIL
+    cdef void take_back(self, const View* view) noexcept nogil
+    cdef int go_back(self, uint64_t offset) except -1
     cdef int enter(self, uint64_t number) except -1
     cdef int advance(self) except -1
     cdef void leave(self) noexcept
+    cdef int pass_on(self) except -1
+    cdef int _sync_read(self, Segment* segment) except -1
+    cdef int _note_sync(self, int error, uint64_t number) except -1
+    cdef void _drop(self) noexcept
     cdef object _record(self, View* view)

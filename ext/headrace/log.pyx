@@ -132,7 +132,9 @@ cdef enum:
     RESERVED_SEGMENTS = 1     # prepared ones that only retention may use, to carry forward what is still needed
     UNSURE = 1                # find_record() gave up; no record stands at 1
     CLOSED = -1               # State.failed of a log that was closed
-    LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later at the latest
+    LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later,
+    LAZY_SYNC_BYTES = 256 << 20         # or, where more than this came meanwhile, more than disks take in that time,
+    LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -400,6 +402,13 @@ cdef inline void raise_event(State* st, int bit) noexcept nogil:
         hr_wake(st.wake_fds[1])
 
 
+cdef uint64_t unsynced_bytes(State* st) noexcept nogil:
+    """How much was appended since the last sync, with the lock held; whole segments count in full."""
+    cdef uint64_t end = (st.active.number << 40) | hr_load_acquire(&st.active_end)
+    cdef uint64_t position = (<uint64_t>1 << 40) - 1
+    return ((end >> 40) - (st.synced_lsn >> 40)) * st.segment_bytes + (end & position) - (st.synced_lsn & position)
+
+
 cdef void* sync_main(void* arg) noexcept nogil:
     """Group commit: whatever was published while one fdatasync ran is covered by the next one."""
     cdef State* st = <State*>arg
@@ -407,7 +416,7 @@ cdef void* sync_main(void* arg) noexcept nogil:
     cdef Segment* segment
     cdef uint64_t offset, end
     cdef int error
-    cdef int64_t began, lazy_at
+    cdef int64_t began, lazy_at, lazy_until = 0
     pthread_mutex_lock(&st.lock)
     while True:
         lazy_at = 0
@@ -415,8 +424,11 @@ cdef void* sync_main(void* arg) noexcept nogil:
             if hr_load_int(&st.sync_lazy):
                 if lazy_at == 0:
                     lazy_at = hr_monotonic_us() + st.lazy_us
+                    lazy_until = lazy_at - st.lazy_us + LAZY_SYNC_LONGEST_US
                 if hr_cond_wait_until(&st.sync_wanted, &st.lock, lazy_at) == ETIMEDOUT:
-                    break
+                    if st.policy != POLICY_ALWAYS or lazy_at >= lazy_until or unsynced_bytes(st) <= LAZY_SYNC_BYTES:
+                        break
+                    lazy_at += st.lazy_us
             else:
                 pthread_cond_wait(&st.sync_wanted, &st.lock)
         if st.stop and not hr_load_int(&st.sync_asked):
@@ -503,11 +515,17 @@ cdef void segment_path(State* st, uint64_t number, char* out) noexcept nogil:
     snprintf(out, PATH_ROOM, b"%s/%020llu.seg", st.dir, <unsigned long long>number)
 
 
-cdef void free_segment(Segment* segment) noexcept nogil:
+cdef void unmap_segment(Segment* segment) noexcept nogil:
     if segment.base != NULL:
         munmap(segment.base, segment.size)
+        segment.base = NULL
     if segment.fd >= 0:
         c_close(segment.fd)
+        segment.fd = -1
+
+
+cdef void free_segment(Segment* segment) noexcept nogil:
+    unmap_segment(segment)
     free(segment)
 
 
@@ -2360,37 +2378,53 @@ cdef class LogReader:
     """A cursor over a log directory, in any thread or process, also while it is written.
 
     It sees whole, published records only. It holds a shared lock on the segment that it reads, so that this one is never
-    recycled under it.
+    recycled under it. With `sync` it needs to be allowed to write the segments' files, and keeps those that it has left
+    until sync() has covered them. One thread at a time uses it.
     """
 
     def __cinit__(self):
         self.current.fd = -1
 
-    def __init__(self, path, uint64_t offset=0, *, bint check=True):
+    def __init__(self, path, uint64_t offset=0, *, bint check=True, bint sync=False):
         self.path = os.path.abspath(os.fspath(path))
         self.id = bytes.fromhex(read_identity(self.path)["id"])
         self.check = check
+        self.syncs = sync
         self.offset = offset
         self.topics_ = {}
         self.origins_ = {}
         self._find(offset)
 
     def _find(self, uint64_t offset):
-        """Enters the newest segment that begins at or before `offset`, or the oldest one."""
-        cdef uint64_t end, first
+        """Enters the newest segment that begins at or before `offset`, or the oldest one. One that does not hold is as
+        good as gone, unless there is no other."""
+        cdef uint64_t end
         while True:
+            damaged = None
+            oldest = 0
             numbers = list_segments(self.path)
             for number in reversed(numbers):
-                if not self.enter(number):
+                try:
+                    if not self.enter(number):
+                        continue
+                except LogDamaged as e:
+                    damaged = e
                     continue
                 end = readable_end(self.current.base, self.current.number)
-                if end != SEGMENT_HEADER and (number == numbers[0] or self._begins_by(offset)):
-                    break
+                if end != SEGMENT_HEADER:
+                    if number == numbers[0] or self._begins_by(offset):
+                        break
+                    oldest = number
                 self.leave()
+            if damaged is not None and not self.mapped and oldest:
+                self.enter(oldest)
             if self.mapped or numbers == list_segments(self.path):
                 break
         if self.mapped:
+            self.skipped = self.current.number
             self._skip_to_first()
+        elif damaged is not None:
+            raise damaged
 
     cdef int enter(self, uint64_t number) except -1:
         """Maps a segment and takes its lock; 0 where it went away or became another one meanwhile."""
@@ -2399,7 +2433,10 @@ cdef class LogReader:
         cdef int fd, error
         self.leave()
         try:
-            fd = os.open(os.path.join(self.path, segment_name(number)), os.O_RDONLY | os.O_CLOEXEC)
+            # msync does nothing for the mapping of a file that was opened for reading only.
+            fd = os.open(
+                os.path.join(self.path, segment_name(number)),
+                (os.O_RDWR if self.syncs else os.O_RDONLY) | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
         with nogil:
@@ -2418,6 +2455,8 @@ cdef class LogReader:
             self.leave()
             raise OSError(error, os.strerror(error), segment_name(number))
         self.current.end = SEGMENT_HEADER               # here: where this cursor stands
+        self.current.synced = SEGMENT_HEADER            # here: how far this cursor's sync() has covered it
+        self.readable = SEGMENT_HEADER
         self.current.sealed = 0                         # here: whether to read past a readable end that does not hold
         self.mapped = True
         if not header_holds(self.current.base, id, number):
@@ -2433,13 +2472,104 @@ cdef class LogReader:
         return 1
 
     cdef void leave(self) noexcept:
-        if self.current.base != NULL:
-            munmap(self.current.base, self.current.size)
-            self.current.base = NULL
-        if self.current.fd >= 0:
-            c_close(self.current.fd)
-            self.current.fd = -1
+        unmap_segment(&self.current)
         self.mapped = False
+
+    cdef int pass_on(self) except -1:
+        """Leaves a segment that was read, which sync() will still have to cover."""
+        if self.syncs and self.mapped and self.current.end > self.current.synced:
+            if self.passed_count == PASSED_ROOM:
+                self._begin()
+                try:
+                    self._sync_passed()
+                finally:
+                    self.busy = False
+            self.passed[self.passed_count] = self.current
+            self.passed_count += 1
+            self.current.base = NULL
+            self.current.fd = -1
+        self.leave()
+        return 0
+
+    cdef int go_back(self, uint64_t offset) except -1:
+        """To a message that was already read, wherever it is."""
+        try:
+            self.pass_on()
+        except OSError:
+            self.leave()                                # sync() says so from now on
+        self.current.number = 0
+        self.offset = offset
+        return 0
+
+    def sync(self):
+        """Returns when everything that this cursor has passed is on disk, so that opening the log after a power cut finds
+        it; OSError where that failed, now or earlier: what the system could not write it does not try again.
+
+        The names of the segments need nothing: who prepares one syncs its header and the directory before it is used.
+        """
+        if not self.syncs:
+            raise LogError("this reader was not opened to sync")
+        self._begin()
+        try:
+            self._sync_skipped()
+            self._sync_passed()
+            if self.mapped:
+                self._sync_read(&self.current)
+        finally:
+            self.busy = False
+
+    def _begin(self):
+        """Before the GIL is let go of: what is at work without it must stay mapped."""
+        if self.busy:
+            raise RuntimeError("another thread is using this reader")
+        self.busy = True
+
+    def _sync_skipped(self):
+        """The segments before the one that this cursor began in: where one of them is torn, opening the log cuts all that
+        follows."""
+        cdef int fd, error
+        if not self.skipped:
+            return
+        for number in list_segments(self.path):
+            if number >= self.skipped:
+                break
+            try:
+                fd = os.open(os.path.join(self.path, segment_name(number)), os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue                                # retired, so it is not needed any more
+            with nogil:
+                error = c_errno if hr_fdatasync(fd) != 0 else 0
+                c_close(fd)
+            self._note_sync(error, number)
+        self.skipped = 0
+
+    def _sync_passed(self):
+        cdef int i
+        while self.passed_count:
+            self._sync_read(&self.passed[0])
+            unmap_segment(&self.passed[0])
+            self.passed_count -= 1
+            for i in range(self.passed_count):
+                self.passed[i] = self.passed[i + 1]
+
+    cdef int _sync_read(self, Segment* segment) except -1:
+        """What was read of one segment since the last time."""
+        cdef int error = 0
+        if self.failed == 0 and segment.end > segment.synced:
+            with nogil:
+                if hr_sync_range(segment.fd, segment.base, segment.synced, segment.end) != 0:
+                    error = c_errno
+        self._note_sync(error, segment.number)
+        segment.synced = segment.end
+        return 0
+
+    cdef int _note_sync(self, int error, uint64_t number) except -1:
+        if error and not self.failed:
+            self.failed = error
+        if self.failed:
+            raise OSError(
+                self.failed, f"cannot sync the log: {os.strerror(self.failed)}", os.path.join(self.path, segment_name(number)))
+        return 0
 
     def _begins_by(self, uint64_t offset):
         """Whether this segment's first message is at or before `offset`; not where its first record does not hold."""
@@ -2475,10 +2605,42 @@ cdef class LogReader:
         self._skip_to_first()
         return 1
 
+    cdef int glide(self, View* out) noexcept nogil:
+        """The next message of this segment, as step() would give it; 0 where step() has to be asked: at control records,
+        damage and both kinds of end."""
+        cdef const RecordHeader* record
+        cdef uint64_t position = self.current.end
+        if not self.mapped or self.current.sealed:
+            return 0
+        while True:
+            if position >= self.readable:
+                self.readable = readable_end(self.current.base, self.current.number)
+                if position >= self.readable or self.readable > self.current.size:
+                    self.readable = 0
+                    return 0
+            if self.check and not record_holds(self.current.base, position, self.readable, self.current.seed):
+                return 0
+            record = <const RecordHeader*>(self.current.base + position)
+            if record.flags & FLAG_CONTROL:
+                return 0
+            position += padded(record.length)
+            self.current.end = position
+            if record.offset >= self.offset:
+                self.offset = record.offset + 1
+                view_record(record, out)
+                return 1
+
+    cdef void take_back(self, const View* view) noexcept nogil:
+        """The message that was read last will be read again."""
+        self.current.end = <const uint8_t*>view.record - self.current.base
+        self.offset = view.record.offset
+
     cdef int step(self, View* out) except -1:
         """The next record; its memory is good until the next call."""
         cdef const RecordHeader* record
         cdef uint64_t end, position
+        if self.busy:
+            raise RuntimeError("another thread is using this reader")
         while True:
             if not self.mapped:
                 if self.current.number == 0:
@@ -2496,7 +2658,7 @@ cdef class LogReader:
             if position >= end:
                 if position < self.current.size:
                     return 0
-                self.leave()
+                self.pass_on()
                 continue
             if self.check or self.current.sealed:
                 if not record_holds(self.current.base, position, end, self.current.seed):
@@ -2508,7 +2670,11 @@ cdef class LogReader:
             view_record(record, out)
             if record.flags & FLAG_CONTROL:
                 if record.kind == CONTROL_SEAL:
-                    self.leave()
+                    try:
+                        self.pass_on()
+                    except OSError:
+                        self.current.end = position     # it may be tried again
+                        raise
                     continue
                 if record.kind == CONTROL_TOPIC:
                     self.topics_[record.topic] = out.payload[:out.payload_len]
@@ -2542,7 +2708,7 @@ cdef class LogReader:
         with nogil:
             found = find_after_damage(self.current.base, end, self.current.seed, at, lower)
         if not found:
-            self.leave()
+            self.pass_on()
             return Damage(self.current.number, at, self.offset, 0, "no record holds from here to the end of the segment")
         self.current.end = found
         offset = (<const RecordHeader*>(self.current.base + found)).offset
@@ -2611,8 +2777,95 @@ cdef class LogReader:
         self.close()
 
     def close(self):
-        self.leave()
+        """Lets go of the log, without a sync."""
+        if self.busy:
+            raise RuntimeError("another thread is using this reader")
+        self._drop()
         self.current.number = 0
 
-    def __dealloc__(self):
+    cdef void _drop(self) noexcept:
         self.leave()
+        while self.passed_count:
+            self.passed_count -= 1
+            unmap_segment(&self.passed[self.passed_count])
+
+    def __dealloc__(self):
+        self._drop()
+
+
+# --- cursors that others saved ------------------------------------------------------------------------------------------
+
+cdef int find_cursors(Segment* segment, uint64_t end, uint64_t** places, size_t* count) noexcept nogil:
+    """Positions of CONTROL_CURSOR records up to `end`, also behind damage; -1 without memory."""
+    cdef const RecordHeader* record
+    cdef uint64_t* more
+    cdef uint64_t position = SEGMENT_HEADER, offset = 0
+    cdef size_t room = 0
+    while position < end:
+        if not record_holds(segment.base, position, end, segment.seed):
+            position = find_after_damage(segment.base, end, segment.seed, position, offset)
+            if not position:
+                break
+        record = <const RecordHeader*>(segment.base + position)
+        offset = record.offset
+        position += padded(record.length)
+        if record.flags & FLAG_CONTROL:
+            if record.kind == CONTROL_SEAL:
+                break
+            if record.kind == CONTROL_CURSOR:
+                if count[0] == room:
+                    room = 2 * room + 16
+                    more = <uint64_t*>realloc(places[0], room * sizeof(uint64_t))
+                    if more == NULL:
+                        return -1
+                    places[0] = more
+                places[0][count[0]] = <const uint8_t*>record - segment.base
+                count[0] += 1
+    return 0
+
+
+def saved_cursors(path):
+    """The saved cursors of a log directory, name -> offset, also while it is written."""
+    cdef _Found found
+    cdef View view
+    cdef uint64_t last = 0
+    cdef uint64_t* places
+    cdef size_t i, count
+    cdef int rc
+    path = os.path.abspath(os.fspath(path))
+    id = bytes.fromhex(read_identity(path)["id"])
+    cursors = {}
+    # Oldest first, until no newer segment has come: what is retired meanwhile was carried into one that is still to be read.
+    while True:
+        numbers = [number for number in list_segments(path) if number > last]
+        for number in numbers:
+            try:
+                found = find_segment(<const uint8_t*>PyBytes_AS_STRING(id), path, number, False)
+            except (FileNotFoundError, LogDamaged):
+                last = number
+                continue
+            with nogil:
+                flock(found.segment.fd, LOCK_SH)
+            found.look(<const uint8_t*>PyBytes_AS_STRING(id))
+            if found.other_number or found.published == SEGMENT_HEADER:
+                if os.path.exists(os.path.join(path, segment_name(number))):
+                    break                               # not in use yet, and neither are those behind it
+                last = number                           # retired since it was listed, and used again
+                continue
+            places, count = NULL, 0
+            try:
+                with nogil:
+                    rc = find_cursors(found.segment, found.published or found.segment.size, &places, &count)
+                if rc:
+                    raise MemoryError
+                for i in range(count):
+                    view_record(<const RecordHeader*>(found.segment.base + places[i]), &view)
+                    cursors[view.payload[:view.payload_len].decode(errors="replace")] = view.record.correlation
+            finally:
+                free(places)
+            last = number
+        else:
+            if not numbers:
+                return cursors
+            continue
+        return cursors

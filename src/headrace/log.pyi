@@ -91,6 +91,9 @@ def verify(path: str | os.PathLike[str]) -> Verified:
 def survey(path: str | os.PathLike[str]) -> list[SegmentInfo]:
     """The segments of a log directory, also while it is written; one that is prepared ends where records begin."""
 
+def saved_cursors(path: str | os.PathLike[str]) -> dict[str, int]:
+    """The saved cursors of a log directory, name -> offset, also while it is written."""
+
 class Keeper:
     """Who keeps state that lives in segments: compiled code derives from it."""
 
@@ -213,10 +216,13 @@ class Log:
     ) -> None: ...
 
 class LogReader:
-    """A cursor over a log directory, in any thread or process, also while it is written."""
+    """A cursor over a log directory, in any thread or process, also while it is written; one thread at a time uses it.
+    With `sync` it needs to be allowed to write the segments' files."""
 
     check: bool
-    def __init__(self, path: str | os.PathLike[str], offset: int = 0, *, check: bool = True) -> None: ...
+    def __init__(
+        self, path: str | os.PathLike[str], offset: int = 0, *, check: bool = True, sync: bool = False
+    ) -> None: ...
     @property
     def path(self) -> str: ...
     @property
@@ -239,10 +245,15 @@ class LogReader:
     def resume(self) -> Damage | None:
         """After LogDamaged: goes on behind the place that does not hold."""
 
+    def sync(self) -> None:
+        """Returns when everything that this cursor has passed is on disk, so that opening the log after a power cut
+        finds it; OSError where that failed, now or earlier: what the system could not write it does not try again."""
+
     def __iter__(self) -> Iterator[Record]: ...
     def __next__(self) -> Record: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Lets go of the log, without a sync."""

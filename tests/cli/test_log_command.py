@@ -44,6 +44,20 @@ def test_info_shows_identity_and_segments_while_the_log_is_written(log: Log) -> 
     assert log.id_text in run("info", log.path).output
 
 
+def test_info_shows_what_repairs_have_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Log(path, segment_bytes=65536, pool_segments=1) as log:
+        log.append(log.topic("a"), b"hurt")
+        place = log.segments()[0].path
+    assert json.loads(run("info", str(path), "--json").output)["aside"] == []
+    with open(place, "r+b") as file:
+        file.seek(4096 + 48 + 60)
+        file.write(b"Z")
+    Log(path, segment_bytes=65536, pool_segments=1).close()
+    assert json.loads(run("info", str(path), "--json").output)["aside"] == ["00000000000000000001.seg"]
+    assert "kept aside by a repair: aside/00000000000000000001.seg\n" in run("info", str(path)).output
+
+
 def test_dump_shows_each_message_as_a_line(log: Log) -> None:
     lines = [json.loads(line) for line in run("dump", log.path).output.splitlines()]
     assert [line["offset"] for line in lines] == list(range(300))

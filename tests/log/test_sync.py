@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import LogFailed
 from headrace.log import Log, LogReader, parse_sync, verify
 from tests.log.conftest import SMALL
-from tests.log.patience import append_many, eventually
+from tests.log.patience import append_many, eventually, fill_pool
 from tests.log.remote import Disk, RemoteLog, remote_log
 
 SAFE, SPACE, FAILED = 1, 2, 4
@@ -312,3 +312,18 @@ def test_a_burst_beyond_the_pool_becomes_durable_whole(directory: Path, open_log
     for info in log.segments():
         assert info.marked == info.bytes
     assert verify(directory).problems == []
+
+
+def test_more_than_disks_take_in_a_second_is_synced_too_though_nobody_asks(
+    directory: Path, open_log: Callable[..., Log]
+) -> None:
+    segment = 32 << 20
+    log = open_log(sync="always", segment_bytes=segment, pool_segments=9, retention_bytes=20 * segment)
+    fill_pool(log, 9)
+    before = log.stats()["syncs"]
+    topic, payloads = log.topic("a"), bytes(1 << 20)
+    for _ in range(264):
+        append_many(log, topic, payloads, 1 << 18)
+    appended = log.appended
+    eventually(lambda: log.synced == appended)
+    assert log.stats()["syncs"] > before

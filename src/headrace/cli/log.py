@@ -39,6 +39,7 @@ def info(directory: Path, as_json: bool) -> None:
     identity = read_identity(directory)
     segments = survey(directory)
     used = [one for one in segments if one.bytes > SEGMENT_HEADER]
+    aside = sorted(file.name for file in directory.glob("aside/*"))
     summary = {
         "path": str(directory.resolve()),
         "version": identity["version"],
@@ -49,7 +50,7 @@ def info(directory: Path, as_json: bool) -> None:
         "prepared_segments": len(segments) - len(used),
     }
     if as_json:
-        click.echo(json.dumps({**summary, "segments": [one._asdict() for one in used]}))
+        click.echo(json.dumps({**summary, "segments": [one._asdict() for one in used], "aside": aside}))
         return
     for name, value in summary.items():
         click.echo(f"{name.replace('_', ' '):<18} {value}")
@@ -65,6 +66,8 @@ def info(directory: Path, as_json: bool) -> None:
             state,
         )
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+    for name in aside:
+        click.echo(f"kept aside by a repair: aside/{name}")
 
 
 @command.command()
