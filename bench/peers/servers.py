@@ -181,7 +181,7 @@ def headrace(home: Path, sync: str, program: Path) -> Server:
     settings = [
         f"listen.blipmq.bind={LOOPBACK}:{port}",
         f"admin.bind={LOOPBACK}:{admin_port}",
-        "drop.run=false",
+        "drop.enabled=false",
         f"log.pool_segments={POOL_SEGMENTS}",
         f"log.sync={sync}",
         *(f"listen.{protocol}.bind=" for protocol in OTHER_LISTENERS),

@@ -174,6 +174,8 @@ DROP_ROLL_SECONDS = Limit(
     60.0, 0.1, 1 * HOUR, "How stale a quiet stream may be in Spark; a file never spans two hours anyway."
 )
 
+DROP_NAME_CHARS = 32  # it is in the names of cursors and locks
+
 # --- the process --------------------------------------------------------------------------------------------
 
 # It is part of file names, next to a log id and two offsets; all together may have 255 bytes.

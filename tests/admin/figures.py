@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures
+from headrace.admin import names
+from headrace.admin.statistics import Figures, ListenerFigures, LogFigures, SinkFigures
 from headrace.bus import Bus
 from headrace.connection import Service
 from headrace.log import Log
@@ -22,6 +23,7 @@ class RealStatistics:
         )
         self.node = "edge"
         self.reasons: list[str] = []
+        self.cautions: list[str] = []
         self.full: str | None = None
         self.opened = True
 
@@ -52,8 +54,30 @@ class RealStatistics:
             failed=None,
             recovery=recovery,
         )
+        sink = SinkFigures(
+            drop="default",
+            uri="/data/drop",
+            run=True,
+            covered=3,
+            lag_offsets=4,
+            lag_seconds=1.5,
+            stats={
+                **dict.fromkeys(names.SINK, 1),
+                "rows": 3,
+                "failures": {"space": 2, "rights": 0},
+            },
+        )
+        other = SinkFigures(
+            drop="events", uri="s3://b", run=False, covered=7, lag_offsets=0, lag_seconds=0, stats={}
+        )
         return Figures(
-            **{**vars(figures), "listeners": [listener], "log": log, "bus": self.bus.stats()},
+            **{
+                **vars(figures),
+                "listeners": [listener],
+                "log": log,
+                "bus": self.bus.stats(),
+                "sinks": [sink, other],
+            },
         )
 
     def segments(self) -> list[Mapping[str, Any]]:
@@ -61,3 +85,6 @@ class RealStatistics:
 
     def not_ready(self) -> list[str]:
         return self.reasons
+
+    def warnings(self) -> list[str]:
+        return self.cautions

@@ -70,12 +70,20 @@ def test_readiness_is_503_with_reasons_and_200_without(loop: str, statistics: Re
         async with serving(statistics) as client:
             async with client.get("/readyz") as response:
                 assert response.status == 200
-                assert await response.json() == {"ready": True, "reasons": []}
+                assert await response.json() == {"ready": True, "reasons": [], "warnings": []}
+            statistics.cautions = ["the drop default cannot be written: no rights"]
+            async with client.get("/readyz") as response:
+                assert response.status == 200
+                assert (await response.json())["warnings"] == statistics.cautions
             statistics.reasons = ["the log is full: no space left"]
             async with client.get("/readyz") as response:
                 assert response.status == 503
                 assert response.content_type == "application/json"
-                assert await response.json() == {"ready": False, "reasons": statistics.reasons}
+                assert await response.json() == {
+                    "ready": False,
+                    "reasons": statistics.reasons,
+                    "warnings": statistics.cautions,
+                }
 
     run(loop, main)
 

@@ -149,3 +149,30 @@ def test_no_conflict_is_told_with_a_value_that_was_refused() -> None:
 )
 def test_what_is_probably_not_meant_is_warned_of(sets: list[str], warnings: int) -> None:
     assert len(load(None, {}, sets).warnings) == warnings
+
+
+def test_drops_have_names_places_and_messages_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text(
+        'drop.uri = "/srv/drop"\n'
+        '[[drops]]\nname = "a"\ntopics = ["a.#"]\n'
+        '[[drops]]\nname = "a"\ntopics = ["b.#"]\nuri = "/srv/drop/"\n'
+        '[[drops]]\nname = "default"\ntopics = []\n'
+    )
+    assert [problem.partition(": ")[2] for problem in problems(file=file)] == [
+        'drops[1].name: "a" is the name of drops[0], too',
+        "drops[1].uri: /srv/drop is where drop writes, too",
+        'drops[2].name: "default" is the name of drop, too',
+        'drops[2].topics: nothing would go there: give it filters, like ["#"]',
+    ]
+    assert problems("drop.topics=[]") == [
+        '--set drop.topics: drop.topics: nothing would go there: give it filters, like ["#"]'
+    ]
+
+
+def test_columns_that_name_a_row_cannot_be_left_out() -> None:
+    assert problems('drop.leave_out=["source", "headers"]') == []
+    (wrong,) = problems('drop.leave_out=["offset"]')
+    assert '"offset" cannot be left out: node, log, offset, ts name a row' in wrong
+    (wrong,) = problems('drop.leave_out=["no\\nsuch"]')
+    assert '"no\\nsuch" is not one of the columns node, log, offset,' in wrong

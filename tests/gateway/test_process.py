@@ -45,7 +45,7 @@ def test_it_says_when_it_is_ready_and_ends_with_0(loop: str, number: signal.Sign
         assert re.fullmatch(
             r"headrace ready blipmq=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+\n", gateway.out[0]
         )
-        assert gateway.get("/readyz") == (200, '{"ready": true, "reasons": []}\n')
+        assert gateway.get("/readyz") == (200, '{"ready": true, "reasons": [], "warnings": []}\n')
         assert gateway.status()["loop"] == loop
         Peer.to(gateway).publish("a.b", b"hello")
         gateway.signal(number)
@@ -190,7 +190,10 @@ def test_while_it_drains_it_is_not_ready(tmp_path: Path) -> None:
         gateway.signal(signal.SIGTERM)
         gateway.event("listener.closed")
         code, body = gateway.get("/readyz")
-        assert (code, json.loads(body)) == (503, {"ready": False, "reasons": ["the gateway is stopping"]})
+        assert (code, json.loads(body)) == (
+            503,
+            {"ready": False, "reasons": ["the gateway is stopping"], "warnings": []},
+        )
         assert gateway.get("/healthz")[0] == 200
         peer.close()
         assert gateway.ended() == 0
@@ -410,7 +413,10 @@ def test_a_full_log_makes_the_gateway_not_ready_and_blocks_publishers_until_ther
     loop: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with running(tmp_path, "log.block_timeout=1h", "log.pool_segments=1") as (gateway, _):
+        async with running(tmp_path, "log.block_timeout=1h", "log.pool_segments=1", "drop.enabled=false") as (
+            gateway,
+            _,
+        ):
             bus = bus_of(gateway)
             bus.log.hold("sink", 0)
             await fill(bus)

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.admin import names
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures, Statistics
+from headrace.admin.statistics import Figures, ListenerFigures, LogFigures, SinkFigures, Statistics
 
 
 def registry(statistics: Statistics) -> CollectorRegistry:
@@ -41,6 +41,7 @@ class GatewayCollector(Collector):
             yield from _log(figures.log)
         if figures.bus is not None:
             yield from _by_key(names.BUS, figures.bus)
+        yield from _sinks(figures.sinks)
 
     def _process(self, figures: Figures) -> Iterator[Metric]:
         log_id = figures.log.id if figures.log is not None else ""
@@ -67,6 +68,19 @@ def _log(log: LogFigures) -> Iterator[Metric]:
     yield _family(names.LOG_RECOVERY_CUT, {(): log.recovery["cut_bytes"]})
     yield _family(names.LOG_RECOVERY_DAMAGE, {(): len(log.recovery["damage"])})
     yield from _by_key(names.LOG, log.stats)
+
+
+def _sinks(sinks: list[SinkFigures]) -> Iterator[Metric]:
+    yield _family(names.SINK_COVERED, {(one.drop,): one.covered for one in sinks})
+    yield _family(names.SINK_LAG_OFFSETS, {(one.drop,): one.lag_offsets for one in sinks})
+    yield _family(names.SINK_LAG_SECONDS, {(one.drop,): one.lag_seconds for one in sinks})
+    ours = [one for one in sinks if one.stats]
+    for key, metric in names.SINK.items():
+        yield _family(metric, {(one.drop,): one.stats[key] for one in ours})
+    yield _family(
+        names.SINK_FAILURES,
+        {(one.drop, reason): count for one in ours for reason, count in one.stats["failures"].items()},
+    )
 
 
 def _by_key(known: Mapping[str, names.Metric], values: Mapping[str, Any]) -> Iterator[Metric]:

@@ -118,6 +118,37 @@ BUS: Final = {
     "delivered": _counter("delivered", "Messages delivered to subscribers.", "protocol"),
 }
 
+# --- the sink, by drop --------------------------------------------------------------------------------------
+
+SINK_COVERED: Final = _gauge(
+    "sink_covered_offset", "Everything below this offset is in the drop, or is not for it.", "drop"
+)
+SINK_LAG_OFFSETS: Final = _gauge("sink_lag_offsets", "Offsets that the drop is behind the log.", "drop")
+SINK_LAG_SECONDS: Final = _gauge(
+    "sink_lag_seconds", "Age of the oldest message that is not in the drop yet; 0 if there is none.", "drop"
+)
+# Keys of Sink.stats(); only for drops that the gateway itself writes.
+SINK: Final = {
+    "files": _counter("sink_files", "Files committed.", "drop"),
+    "rows": _counter("sink_rows", "Rows in committed files.", "drop"),
+    "bytes": _counter("sink_written_bytes", "Bytes of committed files.", "drop"),
+    "message_bytes": _counter("sink_message_bytes", "Bytes of messages in committed files.", "drop"),
+    "missing": _counter("sink_missing", "Messages that the log lost before the sink came to them.", "drop"),
+    "write_seconds": _counter("sink_write_seconds", "Time spent on reading, writing and committing.", "drop"),
+    "last_commit": _gauge(
+        "sink_last_commit_time_seconds", "When a file was last committed (Unix time).", "drop"
+    ),
+    "failing": _gauge(
+        "sink_failing", "1 while the drop cannot be written; it is tried again and again.", "drop"
+    ),
+}
+SINK_FAILURES: Final = _counter(
+    "sink_failures",
+    "Times that the drop could not be written; the reasons are listed in docs/operations.md.",
+    "drop",
+    "reason",
+)
+
 ALL: Final = (
     INFO,
     READY,
@@ -133,4 +164,9 @@ ALL: Final = (
     LOG_RECOVERY_DAMAGE,
     *LOG.values(),
     *BUS.values(),
+    SINK_COVERED,
+    SINK_LAG_OFFSETS,
+    SINK_LAG_SECONDS,
+    *SINK.values(),
+    SINK_FAILURES,
 )

@@ -73,14 +73,20 @@ class AdminServer:
 
     async def _readiness(self, request: web.Request) -> web.Response:
         reasons = self._statistics.not_ready()
-        return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        answer = {"ready": not reasons, "reasons": reasons, "warnings": self._statistics.warnings()}
+        return _json(answer, status=503 if reasons else 200)
 
     async def _status(self, request: web.Request) -> web.Response:
         return _json({**self._known(), "segments": self._statistics.segments()})
 
     def _known(self) -> dict[str, Any]:
         reasons = self._statistics.not_ready()
-        return {"ready": not reasons, "reasons": reasons, **asdict(self._statistics.figures())}
+        return {
+            "ready": not reasons,
+            "reasons": reasons,
+            "warnings": self._statistics.warnings(),
+            **asdict(self._statistics.figures()),
+        }
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=_page(self._known()), content_type="text/html")
@@ -99,6 +105,8 @@ def _json(value: Mapping[str, Any], status: int = 200) -> web.Response:
 def _page(known: dict[str, Any]) -> str:
     name = html.escape(f"headrace {known['node']}")
     state = '<p class="ok">ready</p>' if known["ready"] else f'<p class="bad">{_text(known["reasons"])}</p>'
+    if known["warnings"]:
+        state += f'<p class="bad">{_text(known["warnings"])}</p>'
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
         '<meta http-equiv="refresh" content="5"><meta name="viewport" content="width=device-width">',
@@ -111,6 +119,9 @@ def _page(known: dict[str, Any]) -> str:
     for title in ("log", "bus"):
         if known[title] is not None:
             parts.append(_table(title, known[title]))
+    for sink in known["sinks"]:
+        shown = {key: value for key, value in sink.items() if key != "drop"}
+        parts.append(_table(f"drop {sink['drop']}", shown))
     parts.append("<p>/metrics /healthz /readyz /api/status</p></body></html>\n")
     return "".join(parts)
 

@@ -33,6 +33,19 @@ class LogFigures:
 
 
 @dataclass(frozen=True)
+class SinkFigures:
+    """One drop and how far the sink is that writes it."""
+
+    drop: str
+    uri: str
+    run: bool  # False: a process of its own writes it, and only `covered` is known here
+    covered: int  # everything below this offset is in the drop, or is not for it
+    lag_offsets: int
+    lag_seconds: float  # age of the oldest message that is not in the drop yet; 0 if there is none
+    stats: Mapping[str, Any]  # empty if a process of its own writes it
+
+
+@dataclass(frozen=True)
 class Figures:
     """A gateway at one moment."""
 
@@ -44,6 +57,7 @@ class Figures:
     listeners: list[ListenerFigures] = field(default_factory=list)
     log: LogFigures | None = None  # None: not open yet
     bus: Mapping[str, Any] | None = None
+    sinks: list[SinkFigures] = field(default_factory=list)
 
 
 class Statistics(Protocol):
@@ -56,3 +70,6 @@ class Statistics(Protocol):
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it should."""
+
+    def warnings(self) -> list[str]:
+        """What an operator should look at although the gateway takes traffic."""

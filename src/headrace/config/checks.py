@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace import limits
 from headrace.config.addresses import HostPort
 from headrace.config.kinds import format_duration, format_size, toml_string
-from headrace.config.schema import PROTOCOLS, Config, Protocol, dev_key
+from headrace.config.schema import MAIN_DROP, PROTOCOLS, Config, Protocol, dev_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         yield from _tls(config, protocol)
     yield from _addresses(config)
     yield from _keys(config)
+    yield from _drops(config)
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -135,3 +136,22 @@ def _keys(config: Config) -> Iterator[Conflict]:
                 (f"keys[{index}]",),
                 f'"{key.name}" may do nothing: give it filters to publish, to subscribe, or both, like ["#"]',
             )
+
+
+def _drops(config: Config) -> Iterator[Conflict]:
+    """Every drop has its own name, place and messages; the first one's name is given."""
+    names = {MAIN_DROP: "drop"}
+    places = {config.drop.uri.rstrip("/"): "drop"} if config.drop.uri else {}
+    if not config.drop.topics:
+        yield Conflict(("drop.topics",), 'nothing would go there: give it filters, like ["#"]')
+    for index, drop in enumerate(config.drops):
+        key = f"drops[{index}]"
+        first = names.setdefault(drop.name, key)
+        if first != key:
+            yield Conflict((f"{key}.name",), f'"{drop.name}" is the name of {first}, too')
+        place = drop.uri.rstrip("/")
+        first = places.setdefault(place, key) if place else key
+        if first != key:
+            yield Conflict((f"{key}.uri",), f"{drop.uri} is where {first} writes, too")
+        if not drop.topics:
+            yield Conflict((f"{key}.topics",), 'nothing would go there: give it filters, like ["#"]')

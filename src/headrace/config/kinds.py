@@ -321,10 +321,12 @@ class FilePath(Kind):
 
 @dataclass(frozen=True)
 class DropLocation(Kind):
+    where: str = "drop"  # in the data directory, if nothing is given
+
     @property
     def expected(self) -> str:
         schemes = ", ".join(f"{scheme}://" for scheme in _DROP_SCHEMES)
-        return f'the path of a directory, a URI ({schemes}), or "" for `drop` in the data directory'
+        return f'the path of a directory, a URI ({schemes}), or "" for `{self.where}` in the data directory'
 
     def read(self, raw: object, base: Path) -> object:
         if not isinstance(raw, str) or not raw:
@@ -337,6 +339,33 @@ class DropLocation(Kind):
         if not rest.strip("/"):
             raise ValueError("there is nothing behind the scheme")
         return raw
+
+
+@dataclass(frozen=True)
+class Columns(Kind):
+    """Columns that a drop may do without."""
+
+    @property
+    def expected(self) -> str:
+        return 'a list of columns of the drop, like ["source", "headers"]'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, list) and raw:
+            from headrace.drop.schema import (
+                COLUMNS,
+                KEY_COLUMNS,
+            )  # Arrow, which is large and seldom asked for
+
+            known = [column.name for column in COLUMNS]
+            for name in raw:
+                if name in KEY_COLUMNS:
+                    raise ValueError(f'"{name}" cannot be left out: {", ".join(KEY_COLUMNS)} name a row')
+                if isinstance(name, str) and name not in known:
+                    raise ValueError(f"{toml_string(name[:40])} is not one of the columns {', '.join(known)}")
+        return raw
+
+    def write(self, value: Sequence[str]) -> str:
+        return _toml_list(value)
 
 
 @dataclass(frozen=True)

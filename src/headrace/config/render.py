@@ -168,7 +168,10 @@ def _reference(
     if isinstance(entry, TableArray):
         note = " *reload*" if entry.reload else ""
         yield f"## `[[{entry.key}]]`\n\n{entry.item.description} {entry.description}{note}\n"
-        yield from _rows(entry.item, values[0], explained, default="in the embedded one")
+        if values:
+            yield from _rows(entry.item, values[0], explained, default="in the embedded one")
+        else:
+            yield from _rows(entry.item, None, explained)
         return
     has_keys = any(not isinstance(below, Table) for below in entry.entries.values())
     title = f"`[{entry.key}]`" if has_keys else f"`{entry.key}`"
@@ -181,8 +184,9 @@ def _reference(
 
 
 def _rows(
-    table: Table, values: Section, explained: dict[tuple[str, str], str], default: str = "default"
+    table: Table, values: Section | None, explained: dict[tuple[str, str], str], default: str = "default"
 ) -> Iterator[str]:
+    """A table's keys with `values`, or with their defaults where there is no table."""
     yield f"| key | {default} | what it is |\n| --- | --- | --- |"
     repeated: dict[str, list[str]] = {}
     for setting in table.entries.values():
@@ -190,7 +194,7 @@ def _rows(
             continue
         reason = f" {setting.kind.reason}" if setting.kind.reason else ""
         note = " *reload*" if setting.reload else ""
-        value = setting.default_text or f"`{setting.kind.write(getattr(values, setting.name))}`"
+        value = setting.default_text or _value(setting, values)
         needed = "Needed. " if setting.required else ""
         text = f"{needed}{setting.description} Accepts {setting.kind.expected}.{reason}{note}"
         row = f"| `{setting.name}` | {value} | {text} |"
@@ -202,3 +206,9 @@ def _rows(
     for elsewhere, names in repeated.items():
         yield f"| {', '.join(names)} | | As in `[{elsewhere}]`. |"
     yield ""
+
+
+def _value(setting: Setting, values: Section | None) -> str:
+    if values is None and setting.required:
+        return ""
+    return f"`{setting.kind.write(setting.default if values is None else getattr(values, setting.name))}`"

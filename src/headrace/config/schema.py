@@ -12,6 +12,7 @@ from headrace.config.addresses import Address, parse_address
 from headrace.config.kinds import (
     Bind,
     Choice,
+    Columns,
     Count,
     DropLocation,
     Duration,
@@ -29,7 +30,14 @@ from headrace.config.settings import Section, Setting, TableArray, describe, lea
 Protocol: TypeAlias = Literal["blipmq", "overhop", "relink", "zeroctl", "felix"]
 PROTOCOLS: tuple[Protocol, ...] = ("blipmq", "overhop", "relink", "zeroctl", "felix")
 
+MAIN_DROP = "default"  # the name of [drop]
+
 BIND = "Where to listen."
+TOPICS = "Messages that go there, by topic."
+LEAVE_OUT = "Columns that its files do not have; readers see null."
+PAYLOAD_JSON = (
+    "Whether there is a column `payload_json` as well: the payload as text where it is valid JSON, else null."
+)
 
 
 def host_name() -> str:
@@ -348,6 +356,13 @@ class Admin(Section, frozen=True):
 class Drop(Section, frozen=True):
     """The drop directory, where Spark finds every message as Parquet."""
 
+    enabled: Annotated[
+        bool,
+        setting(
+            "Whether there are drops at all. Without them the log is all there is, and retention waits for nobody.",
+            Flag(),
+        ),
+    ] = True
     uri: Annotated[str, setting("Where the files go.", DropLocation())] = ""
     roll_rows: Annotated[
         int,
@@ -364,10 +379,38 @@ class Drop(Section, frozen=True):
     run: Annotated[
         bool,
         setting(
-            "Whether the gateway writes the files itself; `false` leaves it to a `headrace sink` process.",
+            "Whether the gateway writes the files itself; `false` leaves it to a `headrace sink` process, which"
+            " then holds back retention in the same way.",
             Flag(),
         ),
     ] = True
+    compression: Annotated[
+        Literal["zstd", "snappy", "gzip", "none"],
+        setting("How the columns are compressed.", Choice(("zstd", "snappy", "gzip", "none"))),
+    ] = "zstd"
+    topics: Annotated[list[str], setting(TOPICS, Filters())] = msgspec.field(default_factory=lambda: ["#"])
+    leave_out: Annotated[list[str], setting(LEAVE_OUT, Columns())] = msgspec.field(default_factory=list)
+    payload_json: Annotated[bool, setting(PAYLOAD_JSON, Flag())] = False
+
+
+class FurtherDrop(Section, frozen=True):
+    """A further drop directory, for some of the messages. When its files end, how they are compressed and who
+    writes them is as in [drop]."""
+
+    name: Annotated[
+        str,
+        setting("Name of this drop in metrics, logs and saved cursors.", Name(limits.DROP_NAME_CHARS)),
+    ]
+    topics: Annotated[list[str], setting(TOPICS, Filters())]
+    uri: Annotated[
+        str,
+        setting(
+            "Where the files go; no other drop may have the same place.",
+            DropLocation("drop-NAME"),
+        ),
+    ] = ""
+    leave_out: Annotated[list[str], setting(LEAVE_OUT, Columns())] = msgspec.field(default_factory=list)
+    payload_json: Annotated[bool, setting(PAYLOAD_JSON, Flag())] = False
 
 
 class Logging(Section, frozen=True):
@@ -420,6 +463,10 @@ class Config(Section, frozen=True):
     ] = msgspec.field(default_factory=lambda: [dev_key()])
     admin: Admin = msgspec.field(default_factory=Admin)
     drop: Drop = msgspec.field(default_factory=Drop)
+    drops: Annotated[
+        list[FurtherDrop],
+        tables("There may be any number. A message goes to every drop that has a filter for it."),
+    ] = msgspec.field(default_factory=list)
     logging: Logging = msgspec.field(default_factory=Logging)
     gateway: Gateway = msgspec.field(default_factory=Gateway)
 

@@ -25,11 +25,14 @@ from headrace.config.checks import conflicts
 from headrace.config.settings import Section, value_at
 from headrace.connection import Service, Switchboard
 from headrace.errors import HeadraceError, LogError
+from headrace.gateway.drops import Drops
 from headrace.gateway.listeners import ConnectionEvents, Listener, Tls, open_sockets
 from headrace.gateway.protocols import SPEAKERS, Speaker
 from headrace.gateway.systemd import Notifier, PassedSockets
 from headrace.log import Log
 from headrace.sessions.rights import Keyring
+from headrace.sink.errors import SinkLocked
+from headrace.sink.plan import plans
 
 # One buffer for all connections: a read event of the fastest sender fits, and it stays in the CPU's cache.
 READ_BYTES: Final = 256 * 1024
@@ -40,6 +43,8 @@ LOG_TICK_SECONDS: Final = 1.0
 SUPPRESSED_SECONDS: Final = 60.0
 # After a failed sync nothing that waits for one can leave any more; what else is on its way gets this long.
 FAILED_DRAIN_SECONDS: Final = 1.0
+# Finishing the files of the drops takes a sync each; at least this long, whatever drain_timeout says.
+SINK_SECONDS: Final = 2.0
 # Connections that were aborted are gone in the next turns of the loop.
 ABORT_SECONDS: Final = 1.0
 # Open files beside connections: segments, sockets that listen, the sink.
@@ -158,6 +163,7 @@ class Gateway:
         self._admin_listener = Listener("admin", [], None)
         self._log: Log | None = None
         self._bus: Bus | None = None
+        self._drops: Drops | None = None
         self._keys = Keyring()
         self._full: str | None = None  # what was last said of it
         self._ready = False
@@ -211,6 +217,13 @@ class Gateway:
         self._log = bus.log
         bus.schedule = lambda: self._loop.call_soon(bus.dispatch)
         self._loop.add_reader(bus.log.event_fd, self._on_log_event)
+        self._drops = Drops(bus.log, self._loop, self._data, config.node.name)
+        try:
+            self._drops.start(plans(config, self._data), run=config.drop.run)
+        except SinkLocked as error:
+            raise StartError(f"{error}; drop.run = false leaves the drops to it") from error
+        except OSError as error:
+            raise StartError(f"cannot write {self._data / 'sink'}: {error.strerror or error}") from error
         self._repeat("log", LOG_TICK_SECONDS, self._look_after_log)
         self._tick_bus()
 
@@ -314,7 +327,9 @@ class Gateway:
 
     def _look_after_log(self) -> None:
         assert self._log is not None
+        assert self._drops is not None
         self._log.tick()
+        self._drops.tick()
         full = self._log.full
         if full != self._full:
             if full is not None:
@@ -408,6 +423,8 @@ class Gateway:
         for listener in self._listeners.values():
             listener.close()
         await self._drain()
+        if self._drops is not None:
+            await self._drops.stop(max(SINK_SECONDS, self.config.gateway.drain_timeout))
         self._admin_listener.close()
         await self._admin.stop()
         for timer in self._timers.values():
@@ -455,7 +472,11 @@ class Gateway:
                 reasons.append(f"the log has failed: {self._log.failed}")
             elif full := self._log.full:
                 reasons.append(f"the log is full: {full}")
+                reasons += self.warnings()
         return reasons
+
+    def warnings(self) -> list[str]:
+        return self._drops.failing() if self._drops is not None else []
 
     def figures(self) -> Figures:
         return Figures(
@@ -467,6 +488,7 @@ class Gateway:
             listeners=[self._listener_figures(name) for name in self._services],
             log=self._log_figures(),
             bus=self._bus.stats() if self._bus is not None else None,
+            sinks=self._drops.figures() if self._drops is not None and self._log is not None else [],
         )
 
     def segments(self) -> list[Mapping[str, Any]]:

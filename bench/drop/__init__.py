@@ -1,0 +1,1 @@
+"""What the way into the drop directory costs and sustains: the gateway with its sink, and Spark behind it."""

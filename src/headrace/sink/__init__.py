@@ -1,0 +1,1 @@
+"""The sink: rolls, commits and names Parquet files."""
