@@ -24,7 +24,7 @@ def oldest(pyproject: dict) -> list[str]:
     for requirement in declared:
         if requirement.startswith(f"{project['name']}["):
             continue
-        parts = re.fullmatch(r"([\w.-]+)>=([\w.]+)(,[^;]+)?(;.+)?", requirement)
+        parts = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?>=([\w.]+)(,[^;]+)?(;.+)?", requirement)
         if parts is None:
             raise ValueError(f"{requirement!r} has no lower bound")
         constraints.add(f"{parts[1]}=={parts[2]}{parts[4] or ''}")

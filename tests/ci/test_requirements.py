@@ -22,7 +22,7 @@ def project(*dependencies: str, build: str = "tool>=7") -> dict[str, Any]:
 
 def test_every_lower_bound_becomes_an_exact_version(script: Callable[[str], ModuleType]) -> None:
     constraints = script("requirements").oldest(
-        project("grain>=1.0.3", "water-wheel>=4; sys_platform != 'win32'")
+        project("grain[husk]>=1.0.3", "water-wheel>=4; sys_platform != 'win32'")
     )
     assert constraints == ["extra==2.5", "grain==1.0.3", "tool==7", "water-wheel==4; sys_platform != 'win32'"]
 

@@ -8,119 +8,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 import click
 
-from headrace.wire import blipmq
-
-Line = dict[str, object]
-Role = str
-
-# A line with one of these keys says what is not as the protocol has it; the exit code is then 1.
-COMPLAINTS: Final = frozenset({"error", "unfinished", "malformed"})
+from headrace.decoders import READERS
+from headrace.decoders.lines import COMPLAINTS, Line, Role
 
 READ_SIZE: Final = 65536
-
-
-# --- one reader per protocol: chunks of a stream in, JSON lines out -----------------------------------------
-
-
-def read_blipmq(chunks: Iterable[bytes], role: Role) -> Iterator[Line]:
-    decoder = blipmq.Decoder()
-    for chunk in chunks:
-        try:
-            frames = decoder.feed(chunk)
-        except blipmq.FrameError:
-            frames = []
-        for frame in frames:
-            yield blipmq_line(frame, role)
-        if decoder.error is not None:
-            bad = decoder.error
-            yield {"error": bad.kind, "position": bad.position, "reason": bad.reason}
-            return
-    if decoder.pending:
-        yield unfinished(decoder.position, decoder.pending, decoder.wanted)
-
-
-def blipmq_line(frame: blipmq.Frame, role: Role) -> Line:
-    line: Line = {
-        "start": frame.start,
-        "end": frame.end,
-        "type": frame.type.name,
-        "correlation": frame.correlation,
-    }
-    if isinstance(frame, blipmq.Malformed):
-        line["malformed"] = frame.kind
-        line["reason"] = frame.reason
-        line |= shown("payload", frame.payload)
-    else:
-        for name, value in frame.fields().items():
-            if name in ("payload", "trailing") and not value:
-                continue
-            line |= shown(name, value)
-    warnings = list(blipmq_warnings(frame, role))
-    if warnings:
-        line["warnings"] = warnings
-    return line
-
-
-def blipmq_warnings(frame: blipmq.Frame, role: Role) -> Iterator[str]:
-    """What is well-formed and still not right; what a server would refuse is said in its own words."""
-    both = {"PUBLISH", "ACK"}
-    server_only = {"NACK", "PONG"}
-    name = frame.type.name
-    if (role == "client" and name in server_only) or (role == "server" and name not in both | server_only):
-        yield "unexpected direction"
-    match frame:
-        case blipmq.Hello() if frame.version != blipmq.PROTOCOL_VERSION:
-            yield "unsupported protocol version"
-        case blipmq.Publish() | blipmq.Subscribe():
-            if not frame.topic:
-                yield "empty topic"
-            if frame.qos > 1:
-                yield "invalid QoS value"
-            if isinstance(frame, blipmq.Subscribe) and frame.trailing:
-                yield "bytes after the last field are ignored"
-        case blipmq.Poll() if frame.subscription == 0:
-            yield "subscription_id must be non-zero"
-        case blipmq.Ack() if frame.subscription == 0 and role == "client":
-            yield "subscription_id must be non-zero"
-        case blipmq.Ping() | blipmq.Pong() if frame.payload:
-            yield "the payload is ignored"
-
-
-# A protocol joins with one entry.
-READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
-    "blipmq": read_blipmq,
-}
-
-
-# --- what all readers share ---------------------------------------------------------------------------------
-
-
-def shown(name: str, value: object) -> Line:
-    """Bytes as text where a person can read it, otherwise as hex under a name that says so."""
-    if not isinstance(value, bytes):
-        return {name: value}
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return {f"{name}_hex": value.hex()}
-    if all(char.isprintable() or char in "\t\r\n" for char in text):
-        return {name: text}
-    return {f"{name}_hex": value.hex()}
-
-
-def unfinished(position: int, there: int, wanted: int) -> Line:
-    of = f" of {wanted}" if wanted else ""
-    return {
-        "unfinished": there,
-        "position": position,
-        "wanted": wanted or None,
-        "reason": f"the input ends inside a frame: {there}{of} bytes are there",
-    }
 
 
 class BadHex(ValueError):

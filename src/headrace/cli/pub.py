@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from headrace.clients.protocols import Client, Server, Wish
+from headrace.clients.face import Client, Server, Wish
 from headrace.clients.shell import run, server_options
 from headrace.errors import HeadraceError
 

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from headrace.clients.protocols import Client, Received, Server, Wish
+from headrace.clients.face import Client, Received, Server, Wish
 from headrace.clients.shell import Unread, run, server_options, until_unread, write_out
 from headrace.errors import HeadraceError
 

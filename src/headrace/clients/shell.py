@@ -18,7 +18,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
-from headrace.clients.protocols import CLIENTS, Client, Server
+from headrace.clients.face import Client, Server
+from headrace.clients.protocols import CLIENTS
 from headrace.config.addresses import parse_address
 from headrace.errors import HeadraceError
 

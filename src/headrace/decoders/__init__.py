@@ -1,0 +1,12 @@
+"""One reader per protocol: chunks of a byte stream in, JSON lines out, one a frame. They open no connection."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from headrace.decoders.blipmq import read_blipmq
+from headrace.decoders.lines import Line, Role
+
+# A protocol joins with one entry.
+READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
+    "blipmq": read_blipmq,
+}
