@@ -30,6 +30,8 @@ cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all
                                 # next CONTROL_SUBSCRIPTION has no room for
     CONTROL_PASSED = 23         # correlation: subscription id; payload: the offset from which on, and the one before
                                 # which, everything was passed over for max_pending
+    CONTROL_NOTE = 24           # headers: the key; payload: the value, which replaces any before
+    CONTROL_FORGET = 25         # headers: the key of a note that is no more
 
 
 cdef struct Positions:      # where a topic's messages are in the open segment
@@ -118,6 +120,13 @@ cdef class Remembered:
     cdef set acked                      # acknowledged, at or above the cursor
     cdef list passed                    # pairs of offsets, ascending: from the first to before the second was passed over
     cdef Py_ssize_t prune_at            # with so many of these it is time to forget those below the cursor
+
+
+# A small piece of state that a session keeps in the log.
+@cython.final
+cdef class Note:
+    cdef bytes value
+    cdef uint64_t segment               # number of the segment that its record is in; 0: it is still to be written
 
 
 @cython.final
@@ -256,6 +265,8 @@ cdef class Bus(Keeper):
     cdef list acking                    # subscriptions with unwritten acknowledgements
     cdef list safe_waiters              # subscriptions to wake when the safe end moved
     cdef list stateless                 # durable subscriptions that the log knows nothing of any more
+    cdef dict kept_notes                # key -> Note
+    cdef list unwritten_notes           # keys whose note or end the log had no room for
     cdef list leaving                   # ids of those that were dropped, which the log does not know
     cdef uint64_t next_id
     cdef uint64_t ids_written           # ids below this need no new CONTROL_IDS
@@ -279,10 +290,13 @@ cdef class Bus(Keeper):
     cdef int publish_message(self, Message* m) noexcept nogil
     cdef int flush(self, int64_t now) except -1
     cdef Subscription find(self, uint64_t id)
+    cdef uint64_t put_note(self, bytes key, bytes value, int64_t now) except 0
+    cdef uint64_t drop_note(self, bytes key, int64_t now) except? 0
 
     cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) except 0
     cdef int grow_topics(self, uint32_t id) except -1
     cdef int know_topic(self, uint32_t id) except -1
+    cdef int write_note(self, bytes key, Note note, int64_t now) except -100
     cdef Segment* segment_at(self, uint64_t number) noexcept nogil
     cdef uint64_t walk_from(self, Segment* segment, uint64_t offset) noexcept nogil
     cdef RecordHeader* record_at(self, uint64_t offset, Segment** segment) noexcept nogil

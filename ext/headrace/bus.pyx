@@ -44,6 +44,7 @@ cdef enum:
     SPARE_FLIGHTS = 64       # done ones, and entries that hold no more, are kept up to as many as open ones and these
     ACKS_REPEATED = 4096     # acknowledgements above the floor that a restart has to remember one by one
     UNWRITTEN = 65536        # acknowledgements that wait for room in the log one by one
+    KEY_BYTES = 512          # of a note
     BURY_AGAIN_US = 100_000  # after the log had no room for a dead letter
 
 cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that is not the segment's number
@@ -280,6 +281,11 @@ cdef class Interest:
                     high = middle
             best = min(best, list_[low])
         return UINT64_MAX if best == UINT32_MAX else <uint64_t>best << 3
+
+
+@cython.final
+cdef class Note:
+    pass
 
 
 @cython.final
@@ -1150,6 +1156,8 @@ cdef class Bus(Keeper):
         self.safe_waiters = []
         self.stateless = []
         self.leaving = []
+        self.kept_notes = {}
+        self.unwritten_notes = []
         self.next_id = 1
         self.max_topics = max_topics
         self.configure(
@@ -1445,7 +1453,7 @@ cdef class Bus(Keeper):
         cdef list waiting
         if self.closed or not self.log.open:
             return 0
-        if self.stateless or self.leaving or (self.ids_written and not self.ids_segment):
+        if self.stateless or self.leaving or self.unwritten_notes or (self.ids_written and not self.ids_segment):
             self.write_backlog(now)
         if self.acking:
             waiting = self.acking
@@ -1482,7 +1490,65 @@ cdef class Bus(Keeper):
         for id in ids:
             if self.log.append_control(CONTROL_UNSUBSCRIBE, 0, 0, id, 0, NULL, 0, NULL, 0, now) != APPEND_OK:
                 self.leaving.append(id)
+        keys = self.unwritten_notes
+        self.unwritten_notes = []
+        for key in keys:
+            if self.write_note(key, self.kept_notes.get(key), now) == APPEND_FULL:
+                self.unwritten_notes.append(key)
         return 0
+
+    # --- notes -----------------------------------------------------------------------------------------------------------
+
+    cdef int write_note(self, bytes key, Note note, int64_t now) except -100:
+        """The record of a note as it is now, or of its end where there is none; as append_control() answers."""
+        cdef int rc
+        if note is None:
+            return self.log.append_control(
+                CONTROL_FORGET, 0, 0, 0, 0, <const uint8_t*>PyBytes_AS_STRING(key), <uint32_t>PyBytes_GET_SIZE(key), NULL, 0,
+                now)
+        rc = self.log.append_control(
+            CONTROL_NOTE, 0, 0, 0, 0, <const uint8_t*>PyBytes_AS_STRING(key), <uint32_t>PyBytes_GET_SIZE(key),
+            <const uint8_t*>PyBytes_AS_STRING(note.value), PyBytes_GET_SIZE(note.value), now)
+        if rc == APPEND_OK:
+            note.segment = self.log.active.number
+        return rc
+
+    cdef uint64_t put_note(self, bytes key, bytes value, int64_t now) except 0:
+        """Keeps a value under a key, instead of the one before; the lsn from which on it is safe."""
+        cdef Note note = Note()
+        cdef int rc
+        self._check_open()
+        if not 0 < PyBytes_GET_SIZE(key) <= KEY_BYTES:
+            raise BusError(f"the key of a note has 1 to {KEY_BYTES} bytes, not {len(key)}")
+        note.value = value
+        rc = self.write_note(key, note, now)
+        if rc != APPEND_OK:
+            self.log._raise(rc, RECORD_HEADER + len(key) + len(value))
+        self.kept_notes[key] = note
+        return self.log.lsn()
+
+    cdef uint64_t drop_note(self, bytes key, int64_t now) except? 0:
+        """Keeps nothing under a key any more. Where the log has no room to say so, it is said as soon as there is."""
+        self._check_open()
+        if self.kept_notes.pop(key, None) is None:
+            return 0
+        if self.write_note(key, None, now) == APPEND_FULL:
+            self.unwritten_notes.append(key)
+        return self.log.lsn()
+
+    def note(self, bytes key not None, bytes value not None, now=None):
+        """Keeps a value under a key in the log, instead of the one before, through restarts and retention. Answers the lsn
+        from which on it is safe: a gate for what tells a peer of it. For few and small things: all of it is in memory."""
+        return self.put_note(key, value, hr_now_us() if now is None else now)
+
+    def forget(self, bytes key not None, now=None):
+        """Keeps nothing under a key any more; the lsn from which on that is safe, or 0 where there was nothing."""
+        return self.drop_note(key, hr_now_us() if now is None else now)
+
+    def notes(self, bytes prefix=b""):
+        """Every key that begins so, with its value."""
+        cdef Note note
+        return {key: note.value for key, note in self.kept_notes.items() if (<bytes>key).startswith(prefix)}
 
     def dispatch(self):
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""
@@ -1847,6 +1913,15 @@ cdef class Bus(Keeper):
                     return 0
                 subscription.state_segment = 0
                 self.stateless.append(subscription)
+        for key, note in self.kept_notes.items():
+            if 0 < (<Note>note).segment <= segment.number:
+                rc = self.write_note(key, note, now)
+                if rc == APPEND_OK:
+                    continue
+                if self.room_may_come(rc):
+                    return 0
+                (<Note>note).segment = 0
+                self.unwritten_notes.append(key)
         if 0 < self.ids_segment <= segment.number:
             rc = self.log.append_control(CONTROL_IDS, 0, 0, self.ids_written, 0, NULL, 0, NULL, 0, now)
             if rc == APPEND_OK:
@@ -1968,6 +2043,7 @@ cdef class Bus(Keeper):
         cdef uint64_t count = view.payload_len // 8
         cdef uint64_t i
         cdef Remembered state
+        cdef Note note
         if record.kind == CONTROL_ACK:
             state = states.get(record.correlation)
             if state is not None and count:
@@ -2008,6 +2084,13 @@ cdef class Bus(Keeper):
             states[record.correlation] = remembered(description, number, body)
         elif record.kind == CONTROL_UNSUBSCRIBE:
             states.pop(record.correlation, None)
+        elif record.kind == CONTROL_NOTE:
+            note = Note()
+            note.value = view.payload[:view.payload_len]
+            note.segment = number
+            self.kept_notes[view.headers[:view.headers_len]] = note
+        elif record.kind == CONTROL_FORGET:
+            self.kept_notes.pop(view.headers[:view.headers_len], None)
         elif record.kind == CONTROL_IDS:
             self.ids_written = max(self.ids_written, record.correlation)
             self.ids_segment = number
@@ -2088,7 +2171,7 @@ cdef class Bus(Keeper):
             durable += subscription.durable
         return {
             "topics": self.log.names_count - 1, "subscriptions": len(self.subscriptions), "durable": durable,
-            "inflight": inflight, "acknowledged": self.acknowledged, "redelivered": self.redelivered, "dead": self.dead,
+            "notes": len(self.kept_notes), "inflight": inflight, "acknowledged": self.acknowledged, "redelivered": self.redelivered, "dead": self.dead,
             "lost": self.lost, "expired": self.expired, "carried": self.carried_count,
             "published": {name: self.published_count[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
             "published_bytes": {name: self.published_bytes[i] for i, name in enumerate(PROTOCOL_NAMES) if i},

@@ -222,6 +222,16 @@ class Bus:
     def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:
         """Ends a subscription for good."""
 
+    def note(self, key: bytes, value: bytes, now: int | None = None) -> int:
+        """Keeps a value under a key in the log, instead of the one before, through restarts and retention; the lsn from
+        which on it is safe. LogFull where the log has no room, LogError where it is larger than a record can be."""
+
+    def forget(self, key: bytes, now: int | None = None) -> int:
+        """Keeps nothing under a key any more; the lsn from which on that is safe, or 0 where there was nothing."""
+
+    def notes(self, prefix: bytes = b"") -> dict[bytes, bytes]:
+        """Every key that begins so, with its value."""
+
     def dispatch(self) -> None:
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""
 

@@ -19,7 +19,18 @@ from headrace.errors import LogDamaged
 from headrace.log import CONTROL_NAMES, Damage, LogReader, Record, read_identity, segment_name, survey, verify
 
 SEGMENT_HEADER = 4096  # where records begin; a segment that ends there is prepared and has none
-BUS_CONTROL_NAMES = {16: "subscription", 17: "unsubscribe", 18: "ack", 19: "attempt", 20: "carry", 21: "ids"}
+BUS_CONTROL_NAMES = {
+    16: "subscription",
+    17: "unsubscribe",
+    18: "ack",
+    19: "attempt",
+    20: "carry",
+    21: "ids",
+    22: "part",
+    23: "passed",
+    24: "note",
+    25: "forget",
+}
 
 directory = click.argument(
     "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
