@@ -97,7 +97,7 @@ cdef extern from "platform.h" nogil:
     int hr_sync_dir(const char* path)
     int hr_fill(int fd, uint64_t start, uint64_t size)
     void hr_prefault(void* base, size_t size)
-    void hr_prefetch_write(const void* p)
+    void hr_prefetch_write(const void* p, size_t n)
     int hr_wake_open(int* fds)
     void hr_wake(int fd)
     void hr_wake_clear(int fd)
@@ -135,6 +135,8 @@ cdef enum:
     LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later,
     LAZY_SYNC_BYTES = 256 << 20         # or, where more than this came meanwhile, more than disks take in that time,
     LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
+    AHEAD = 768               # how far before the end of the log its lines are fetched,
+    MOST_AHEAD = 1024         # and how much of them at once: beyond it the CPU sees by itself where this goes
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -1125,9 +1127,7 @@ cdef class Log:
         words = <uint64_t*>record
         # The next records' lines are not in the cache: a recycled segment was last written long ago. Reading ahead of the
         # end of the mapping is harmless.
-        hr_prefetch_write(<uint8_t*>record + whole + 512)
-        hr_prefetch_write(<uint8_t*>record + whole + 576)
-        hr_prefetch_write(<uint8_t*>record + whole + 640)
+        hr_prefetch_write(<uint8_t*>record + whole + AHEAD, min(whole, MOST_AHEAD))
         words[(whole >> 3) - 1] = 0
         # Whole words, as the checksum reads them: see hr_crc32c_record.
         words[0] = length << 32

@@ -36,8 +36,10 @@ static inline void hr_store_int(int *p, int v) { __atomic_store_n(p, v, __ATOMIC
 static inline int hr_swap_int(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int hr_or_int(int *p, int v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 
-/* Fetches the cache line at `p` for writing. */
-static inline void hr_prefetch_write(const void *p) { __builtin_prefetch(p, 1, 3); }
+/* Fetches the cache lines of n bytes at `p` for writing. */
+static inline void hr_prefetch_write(const void *p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch((const char *)p + i, 1, 3);
+}
 
 static inline int64_t hr_now_us(void) {
     struct timespec t;
