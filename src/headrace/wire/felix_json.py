@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-Id: TypeAlias = int | str | None | UnsetType
-Ack: TypeAlias = Literal["none", "per_message", "per_batch"] | None | UnsetType
-Text: TypeAlias = str | None | UnsetType
+Id: TypeAlias = int | str | UnsetType | None
+Ack: TypeAlias = Literal["none", "per_message", "per_batch"] | UnsetType | None
+Text: TypeAlias = str | UnsetType | None
 
 U64: Final = 1 << 64
 
@@ -54,7 +54,7 @@ class CachePut(Message, tag="cache_put"):
     namespace: Text = UNSET
     cache: Text = UNSET
     request_id: Id = UNSET
-    ttl_ms: int | None | UnsetType = None
+    ttl_ms: int | None = None
 
 
 class CacheGet(Message, tag="cache_get"):
@@ -156,7 +156,7 @@ _texts: Final = msgspec.json.Decoder(str | list[str])
 
 def decode(payload: Any) -> AnyMessage:
     """The message in a frame's payload; ValueError says what is wrong with it. Its Raw fields borrow the bytes."""
-    message = _decoder.decode(payload)
+    message: AnyMessage = _decoder.decode(payload)
     for name in ("request_id", "subscription_id", "ttl_ms"):
         number = getattr(message, name, None)
         if isinstance(number, int) and not 0 <= number < U64:
