@@ -2,6 +2,7 @@
 text, the reference's behaviour where the text is silent, and the rule for serving both."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,12 @@ def test_a_full_log_blocks_a_stream_and_then_refuses(tmp_path: Path) -> None:
         stream = peer.stream()
         batch = twin.encode_message(publish_batch([bytes(20_000)] * 3, request_id=1))
         count = 0
-        while not stream.session.blocked:
-            count += len(stream.send(batch))
+        while not (stream.session.blocked and gateway.log.full):
+            if not stream.session.blocked:
+                count += len(stream.send(batch))
+            else:  # the next segment may still be being prepared
+                time.sleep(0.01)
+                count += len(stream.send(b""))
             gateway.log.tick(gateway.now)
         assert stream.session.waits_space
         # A batch is there as a whole or not at all.
