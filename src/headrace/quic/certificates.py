@@ -78,6 +78,23 @@ def names_of(der: bytes) -> list[str]:
     return names
 
 
+def pinned_fingerprint(path: Path, server_name: str) -> str | None:
+    """Of a file with a server's own certificate, and no authority: its SHA-256, if it is valid and has this name."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError:
+        return None
+    if len(found) != 1 or found[0].not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        return None
+    try:
+        if found[0].extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return None
+        names = list(found[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return None
+    return found[0].fingerprint(hashes.SHA256()).hex() if _general_name(server_name) in names else None
+
+
 def _good(identity: Identity, hosts: Sequence[str]) -> bool:
     try:
         certificate = x509.load_pem_x509_certificate(identity.certificate.read_bytes())

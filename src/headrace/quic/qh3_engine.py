@@ -16,6 +16,7 @@ from qh3.quic.connection import QuicConnection
 from qh3.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation
 from qh3.quic.retry import QuicRetryTokenHandler
 
+from headrace.quic.certificates import pinned_fingerprint
 from headrace.quic.engine import (
     CONNECTION_ID_BYTES,
     EngineConnection,
@@ -130,6 +131,11 @@ class Qh3Engine:
         configuration.verify_mode = ssl.CERT_REQUIRED if trust.verify else ssl.CERT_NONE
         if trust.authorities is not None:
             configuration.load_verify_locations(cafile=str(trust.authorities))
+            # It takes nobody for an authority that is none, so a server's own certificate is recognized by itself.
+            pinned = pinned_fingerprint(trust.authorities, trust.server_name or "")
+            if pinned is not None and trust.verify:
+                configuration.verify_mode = ssl.CERT_NONE
+                configuration.assert_fingerprint = pinned
         if trust.identity is not None:
             configuration.load_cert_chain(trust.identity.certificate, trust.identity.key)
         return Connection(configuration=configuration)
