@@ -16,6 +16,7 @@ and reads both; it knows nothing of the gateway's insides.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import ipaddress
 import random
@@ -401,13 +402,11 @@ class Pool:
 
 async def fence(requests: Requests) -> None:
     """Returns when the server has handled all requests before: it answers those of a stream in order. What it answers
-    to a look into the cache, also that it is not allowed, does not matter."""
-    id = requests.take_id()
-    try:
+    to a look into the cache, also that it is not allowed, does not matter; the id is a text, so that the answer has
+    it whatever it is, and an error without one is of something before."""
+    id = f"fence-{requests.take_id()}"
+    with contextlib.suppress(FelixRefused):
         await requests.ask(id, wire.encode_message(messages.CacheGet("", request_id=id)))
-    except FelixRefused as error:
-        if not isinstance(error, NotAllowed):
-            requests.link.on_refusal(error)
 
 
 class Subscription:

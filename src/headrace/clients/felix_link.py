@@ -49,8 +49,8 @@ class Requests:
         self.link = link
         self.number = number
         self._decoder = wire.Decoder()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._order: deque[int] = deque()
+        self._waiting: dict[int | str, asyncio.Future[Any]] = {}
+        self._order: deque[int | str] = deque()
         self._next = 1
         self.ended = False
 
@@ -63,7 +63,7 @@ class Requests:
         self._next += 1
         return self._next - 1
 
-    def ask(self, id: int, frame: bytes) -> "asyncio.Future[Any]":
+    def ask(self, id: int | str, frame: bytes) -> "asyncio.Future[Any]":
         """Sends a request; the future is of its answer."""
         future: asyncio.Future[Any] = self.link.loop.create_future()
         self._waiting[id] = future
@@ -89,11 +89,12 @@ class Requests:
         id = getattr(answer, "request_id", None)
         if isinstance(answer, messages.Subscribed):
             id = answer.subscription_id
-        if not isinstance(id, int) and self._waiting:
+        if not isinstance(id, int | str) and self._waiting:
             while self._order and self._order[0] not in self._waiting:
                 self._order.popleft()
-            id = self._order[0]
-        future = self._waiting.pop(id, None) if isinstance(id, int) else None
+            # A text is in the answer to whoever sent one, whatever the answer is.
+            id = self._order[0] if isinstance(self._order[0], int) else None
+        future = self._waiting.pop(id, None) if isinstance(id, int | str) else None
         if not self._waiting:
             self._order.clear()
         if future is None or future.done():

@@ -622,7 +622,8 @@ class Link:
         """A stream has nothing more to say or to hear."""
         number = stream.number
         violation = getattr(stream.session, "violation", None)
-        if stream.writable:
+        # A subscription whose gateway stops has not ended: the client may make it again.
+        if stream.writable and (stream.readable or not self._draining):
             self.connection.send_stream_data(number, b"", True)
         if stream.readable and not stream.fin:
             self.connection.stop_stream(number, NO_ERROR)
