@@ -214,7 +214,9 @@ class Gateway:
             listen = config.listen.of(name)
             if name in QUIC_SPEAKERS:
                 udp = open_udp(f"listen.{name}.bind", listen.addresses, self._passed)
-                self._listeners[name] = self._quic = QuicListener(config, udp, QuicTls(config, self._data))
+                self._listeners[name] = self._quic = QuicListener(
+                    config, udp, QuicTls(config, self._data) if listen.tls_cert else None
+                )
                 continue
             tls = Tls(listen) if listen.tls_cert else None
             sockets = open_sockets(f"listen.{name}.bind", listen.addresses, listen.backlog, self._passed)
@@ -241,6 +243,9 @@ class Gateway:
         self._repeat("log", LOG_TICK_SECONDS, self._look_after_log)
         self._tick_bus()
 
+        # A certificate of its own is made where only one gateway is at work, as the log has found out.
+        if self._quic is not None and self._quic.tls is None:
+            self._quic.tls = QuicTls(config, self._data)
         self._keys.replace(config.keys)
         for name, listener in self._listeners.items():
             listen = config.listen.of(name)

@@ -154,7 +154,8 @@ def _certifiable(hosts: Sequence[str]) -> list[str]:
 class QuicListener:
     """The Felix listener: its sockets, and all connections on them."""
 
-    def __init__(self, config: Config, sockets: list[OpenSocket], tls: QuicTls) -> None:
+    def __init__(self, config: Config, sockets: list[OpenSocket], tls: QuicTls | None) -> None:
+        """`tls` may be set later, before start()."""
         self.name = "felix"
         self.tls = tls
         self.addresses = [opened.address for opened in sockets]
@@ -335,6 +336,7 @@ class QuicListener:
                 first, retry = self._retrier.check(header, address, now)
             except ValueError:
                 return None
+        assert self.tls is not None
         link = Link(self, endpoint, self.tls.accept(first, retry), address, now)
         count(self.service, "opened")
         link.name = f"felix-{self.service.counters()['opened']}"
