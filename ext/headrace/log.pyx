@@ -1140,7 +1140,7 @@ cdef class Log:
             | (<uint64_t>m.headers_len << 32)
         )
         body = <uint8_t*>record + RECORD_HEADER
-        if m.parts_count or m.headers_len:
+        if m.parts_count or m.headers_len or m.fill != NULL:
             if m.parts_count:
                 (<uint32_t*>body)[0] = m.parts_count
                 memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
@@ -1148,7 +1148,9 @@ cdef class Log:
             if m.headers_len:
                 memcpy(body, m.headers, m.headers_len)
                 body += m.headers_len
-            if m.payload_len:
+            if m.fill != NULL:
+                m.fill(body, m.payload, m.source_len)
+            elif m.payload_len:
                 memcpy(body, m.payload, m.payload_len)
             record.crc = hr_crc32c(self.active.seed, <uint8_t*>record + 4, whole - 4)
         else:
@@ -1166,6 +1168,20 @@ cdef class Log:
         self.active.last_time = self.last_time
         self.appended_records += 1
         return APPEND_OK
+
+    cdef int room_for(self, uint64_t whole) noexcept nogil:
+        """Whether a batch of messages can be appended as a whole: what does not fit in the active segment any more has to
+        fit in the next one."""
+        cdef int pool = hr_load_int(&self.st.pool_count)
+        cdef uint64_t size = self.active.size
+        cdef uint64_t held_back = size >> 4
+        if whole + held_back + SEGMENT_HEADER + 4 * RECORD_HEADER > size:
+            return APPEND_TOO_LARGE
+        if hr_peek_int(&self.st.failed):
+            return APPEND_FAILED
+        if self.position + whole + RECORD_HEADER + (held_back if pool <= RESERVED_SEGMENTS else 0) <= size:
+            return APPEND_OK
+        return APPEND_OK if pool > RESERVED_SEGMENTS else refuse(self, APPEND_FULL)
 
     cdef int append_control(self, uint8_t kind, uint32_t topic, uint32_t origin, uint64_t correlation, uint16_t flags,
                             const uint8_t* headers, uint32_t headers_len,

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from headrace.decoders.blipmq import read_blipmq
+from headrace.decoders.felix import read_felix
 from headrace.decoders.lines import Line, Role
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
+    "felix": read_felix,
 }
