@@ -113,9 +113,9 @@ cdef uint8_t* put_text(uint8_t* p, const void* text, Py_ssize_t n) noexcept nogi
 cdef uint8_t* put_bin(uint8_t* p, const void* data, Py_ssize_t n) noexcept nogil
 
 # A whole frame around a payload of `payload_size` bytes, which go where open_frame() answers.
-cdef Py_ssize_t frame_size(Py_ssize_t payload_size, Py_ssize_t rid_size, int type) noexcept nogil
+cdef Py_ssize_t frame_size(Py_ssize_t payload_size, Py_ssize_t rid_size, int64_t type) noexcept nogil
 cdef uint8_t* open_frame(uint8_t* out, Py_ssize_t payload_size, const void* rid, Py_ssize_t rid_size,
-                         int type) noexcept nogil
+                         int64_t type) noexcept nogil
 
 # RFC 3339 to and from microseconds since the epoch.
 cdef enum:
@@ -128,4 +128,4 @@ cdef bint read_uuid(const uint8_t* text, Py_ssize_t n, uint8_t* out) noexcept no
 cdef void write_uuid(char* out, const uint8_t* bytes_) noexcept nogil
 
 cpdef bytes pack(object value)
-cpdef bytes encode(int type, str rid, object payload)
+cpdef bytes encode(int64_t type, str rid, object payload)

@@ -493,12 +493,12 @@ cdef uint8_t* put_bin(uint8_t* p, const void* data, Py_ssize_t n) noexcept nogil
 
 
 # p and rid come first, t and v last: the order in which the protocol's own server writes them.
-cdef Py_ssize_t frame_size(Py_ssize_t payload_size, Py_ssize_t rid_size, int type) noexcept nogil:
+cdef Py_ssize_t frame_size(Py_ssize_t payload_size, Py_ssize_t rid_size, int64_t type) noexcept nogil:
     return LENGTH_SIZE + 1 + 2 + payload_size + 4 + text_size(rid_size) + 2 + int_size(type) + 3
 
 
 cdef uint8_t* open_frame(uint8_t* out, Py_ssize_t payload_size, const void* rid, Py_ssize_t rid_size,
-                         int type) noexcept nogil:
+                         int64_t type) noexcept nogil:
     cdef uint8_t* payload = out + LENGTH_SIZE + 3
     cdef uint8_t* p = payload + payload_size
     put_be32(out, <uint32_t>(frame_size(payload_size, rid_size, type) - LENGTH_SIZE))
@@ -595,7 +595,7 @@ cpdef bytes pack(object value):
     return bytes(out)
 
 
-cpdef bytes encode(int type, str rid, object payload):
+cpdef bytes encode(int64_t type, str rid, object payload):
     """One whole frame. What does not fit the protocol's types is an error; what a server would refuse is not: tests and
     tools need to send that too."""
     cdef bytearray body = bytearray()
