@@ -171,6 +171,7 @@ OVERHOP_JOB_DEADLINE = Limit(
     "Most jobs take less, and one that takes longer says so with EXTEND; a worker that hangs holds a job for"
     " no longer than this.",
 )
+OVERHOP_CONCURRENCY = Limit(0, 0, 2**32 - 1, "What the protocol's field can say; by default credits decide.")
 OVERHOP_FINISHED_JOBS = Limit(
     1000,
     0,

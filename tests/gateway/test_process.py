@@ -79,7 +79,7 @@ def test_a_protocol_that_is_not_spoken_yet_is_told_once_and_not_opened(tmp_path:
 
 
 def test_it_runs_without_the_web_side_and_without_listeners(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, "admin.bind=", "listen.blipmq.bind=") as gateway:
+    with GatewayProcess(tmp_path, "admin.bind=", "listen.blipmq.bind=", "listen.overhop.bind=") as gateway:
         assert gateway.out == ["headrace ready\n"]
         assert gateway.stop() == 0
 

@@ -31,8 +31,8 @@ class Overhop:
         now: int | None = None,
     ) -> None:
         """`key` names the key whose rights all peers have, and without one they may do all; `limit` bounds a payload.
-        The next three are the seconds that a peer has for HELLO, for REGISTER until it is asked for it, and then for its
-        answer; `block_timeout` those that a job waits for room in the log. Without `deliver` no job is pushed."""
+        The next three are the seconds that a peer has for HELLO, for REGISTER until it is asked for it, and then for
+        its answer; `block_timeout` those that a job waits for room in the log. Without `deliver` no job is pushed."""
 
     @property
     def bus(self) -> Bus: ...
