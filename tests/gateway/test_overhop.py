@@ -1,8 +1,12 @@
 """Overhop over real sockets, in a gateway's own process: its options, its queues beside other protocols, and what is
 there after a kill."""
 
+import os
 import random
+import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +120,20 @@ def test_retry_and_schedule_come_by_themselves(tmp_path: Path) -> None:
         worker.ok(T.FAIL, jid=jid)
         assert worker.job()["attempt"] == 2
         worker.close()
+
+
+def test_program_of_the_documentation_does_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocols" / "overhop.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with GatewayProcess(tmp_path) as gateway:
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("127.0.0.1:9876", gateway.places["overhop"])],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "{'to': 'someone'} 1\n", "")
 
 
 def test_queue_of_the_configuration_takes_what_blipmq_publishes(tmp_path: Path) -> None:

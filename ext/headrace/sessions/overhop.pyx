@@ -72,8 +72,10 @@ cdef dict ORDER = {
     }),
 }
 cdef frozenset EXTENSION = frozenset({DONE, FAIL, EXTEND})
-cdef dict EXPECTED = {ANONYMOUS: "the first message is HELLO", GREETED: "after HELLO comes REGISTER",
-                      WORKER: "a worker does not send this type"}
+cdef dict EXPECTED = {
+    ANONYMOUS: "the first message is HELLO, not type", GREETED: "after HELLO comes REGISTER, not type",
+    WORKER: "a worker does not send type",
+}
 
 cdef View ZERO
 ZERO.data = <const uint8_t*>b"0"
@@ -219,7 +221,7 @@ cdef class OverhopSession(Session):
             if envelope.type == CREDIT:
                 return self.on_credit(envelope, now)
         if envelope.type not in <frozenset>ORDER[self.state]:
-            return self.violation(&envelope.rid, f"{EXPECTED[self.state]}, not {envelope.type}")
+            return self.violation(&envelope.rid, f"{EXPECTED[self.state]} {envelope.type}")
         return self.on_rarer(envelope, now)
 
     # --- the handshake -------------------------------------------------------------------------------------------------
