@@ -226,6 +226,46 @@ QUIC_BLOCKED_BYTES = 1 * MiB
 QUIC_CERTIFICATE_NAMES = 100
 # A self-signed certificate is made anew when it ends; ten years is longer than most gateways live.
 QUIC_CERTIFICATE_DAYS = 3650
+OVERHOP_ENVELOPE_BYTES = Limit(
+    8 * MiB,
+    64 * KiB,
+    32 * MiB,
+    "The protocol's own range and default (overhop, Framing).",
+)
+OVERHOP_UNHELLOED_SECONDS = Limit(
+    10, 1, 86_400, "The protocol's default; who connects to speak says HELLO at once."
+)
+OVERHOP_UNREGISTERED_SECONDS = Limit(10, 1, 86_400, "The protocol's default; then IDENT asks once more.")
+OVERHOP_IDENT_SECONDS = Limit(2, 1, 86_400, "The protocol's default: time for one answer.")
+OVERHOP_JOB_DEADLINE = Limit(
+    60.0,
+    0.1,
+    30 * DAY,
+    "Most jobs take less, and one that takes longer says so with EXTEND; a worker that hangs holds a job for"
+    " no longer than this.",
+)
+OVERHOP_CONCURRENCY = Limit(0, 0, 2**32 - 1, "What the protocol's field can say; by default credits decide.")
+OVERHOP_FINISHED_JOBS = Limit(
+    1000,
+    0,
+    1_000_000,
+    "Of each queue; 16 bytes of memory and of the log for each, and the time to look through them.",
+)
+# Jobs of one queue that wait for their time or for another attempt, or are being worked on: 72 bytes of memory for
+# each, and 16 bytes of the log whenever all of them are written anew. Beyond it the queue's other jobs wait.
+OVERHOP_QUEUE_OPEN = 262_144
+# Jobs of one queue that workers have at once, whatever their credits.
+OVERHOP_QUEUE_ACTIVE = 65_536
+# Every queue is a subscription and a note; both are in memory.
+OVERHOP_QUEUES = 10_000
+# It is a word of a topic and part of a note's key, which has 512 bytes.
+OVERHOP_QUEUE_NAME_BYTES = 255
+# Queues that one worker works for: its turn looks at each of them.
+OVERHOP_SUBSCRIPTIONS = 1000
+# Of LSJOB; the answer is one envelope.
+OVERHOP_PAGE_JOBS = 1000
+# A retry that is this far away is no retry; and a scheduled time beyond the year 9999 cannot be written.
+OVERHOP_RETRY_MS = 10 * 365 * 86_400_000
 
 # --- keys ---------------------------------------------------------------------------------------------------
 

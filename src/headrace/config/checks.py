@@ -31,6 +31,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _keys(config)
     yield from _felix(config)
     yield from _drops(config)
+    yield from _queues(config)
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -43,6 +44,15 @@ def cautions(config: Config) -> Iterator[str]:
     ]
     if public and any(key.key == dev_key().key for key in config.keys):
         yield f"listen.blipmq is open to other machines ({public[0]}) with the embedded key; set your keys"
+    overhop = config.listen.overhop
+    public = [
+        address for address in overhop.addresses if isinstance(address, HostPort) and not address.loopback
+    ]
+    if public and not overhop.key:
+        yield (
+            f"listen.overhop is open to other machines ({public[0]}) and its peers may do everything; set"
+            " listen.overhop.key"
+        )
     for index, key in enumerate(config.keys):
         for text in (*key.publish, *key.subscribe):
             if any(word not in ("*", "#") and ("*" in word or "#" in word) for word in text.split(".")):
@@ -196,3 +206,14 @@ def _drops(config: Config) -> Iterator[Conflict]:
             yield Conflict((f"{key}.uri",), f"{drop.uri} is where {first} writes, too")
         if not drop.topics:
             yield Conflict((f"{key}.topics",), 'nothing would go there: give it filters, like ["#"]')
+
+
+def _queues(config: Config) -> Iterator[Conflict]:
+    names: dict[str, int] = {}
+    for index, queue in enumerate(config.queues):
+        first = names.setdefault(queue.name, index)
+        if first != index:
+            yield Conflict((f"queues[{index}].name",), f'"{queue.name}" is the name of queues[{first}], too')
+    name = config.listen.overhop.key
+    if name and name not in [key.name for key in config.keys]:
+        yield Conflict(("listen.overhop.key", "keys"), f'there is no key "{name}"')

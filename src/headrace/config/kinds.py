@@ -253,6 +253,25 @@ class Name(Kind):
 
 
 @dataclass(frozen=True)
+class QueueName(Kind):
+    @property
+    def expected(self) -> str:
+        longest = limits.OVERHOP_QUEUE_NAME_BYTES
+        return f'a name of 1 to {longest} letters, digits, "_" and "-", first a letter or digit'
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"pattern": r"^[A-Za-z0-9][A-Za-z0-9_-]*\Z", "max_length": limits.OVERHOP_QUEUE_NAME_BYTES}
+
+
+@dataclass(frozen=True)
+class KeyName(Kind):
+    @property
+    def expected(self) -> str:
+        return 'the name of one of the keys, or "" for none'
+
+
+@dataclass(frozen=True)
 class SyncPolicy(Kind):
     @property
     def expected(self) -> str:
@@ -482,6 +501,18 @@ class FelixNames(Kind):
 
     def write(self, value: Sequence[str]) -> str:
         return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class QueueFilter(Kind):
+    @property
+    def expected(self) -> str:
+        return 'a topic filter, like "sensors.#", or "" for `queue.NAME.#`'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and raw:
+            check_filter(raw)
+        return raw
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,11 @@ from headrace.config.kinds import (
     FilePath,
     Filters,
     Flag,
+    KeyName,
     Name,
     Networks,
+    QueueFilter,
+    QueueName,
     Secret,
     Size,
     SyncPolicy,
@@ -273,12 +276,81 @@ class BlipmqListener(ListenerConfig, frozen=True):
         return self.max_frame_bytes
 
 
+class OverhopWireSession(Section, frozen=True):
+    """How long a connection may take to become a worker. It is looked at as often as the shortest of these says."""
+
+    unhelloed_max_lifetime_seconds: Annotated[
+        int,
+        setting(
+            "Seconds until HELLO; then the connection is closed.", Count(limits.OVERHOP_UNHELLOED_SECONDS)
+        ),
+    ] = limits.OVERHOP_UNHELLOED_SECONDS.default
+    helloed_unregistered_max_lifetime_seconds: Annotated[
+        int,
+        setting(
+            "Seconds from HELLO until REGISTER; then IDENT asks for it.",
+            Count(limits.OVERHOP_UNREGISTERED_SECONDS),
+        ),
+    ] = limits.OVERHOP_UNREGISTERED_SECONDS.default
+    ident_register_timeout_seconds: Annotated[
+        int,
+        setting(
+            "Seconds from IDENT until REGISTER; then the connection is closed.",
+            Count(limits.OVERHOP_IDENT_SECONDS),
+        ),
+    ] = limits.OVERHOP_IDENT_SECONDS.default
+
+
+class OverhopWire(Section, frozen=True):
+    """What the protocol lets be set, by its own names."""
+
+    max_envelope_size_bytes: Annotated[
+        int,
+        setting(
+            "Largest payload of a frame; a longer one closes the connection.",
+            Size(limits.OVERHOP_ENVELOPE_BYTES),
+        ),
+    ] = limits.OVERHOP_ENVELOPE_BYTES.default
+    session: OverhopWireSession = msgspec.field(default_factory=OverhopWireSession)
+
+
 class OverhopListener(ListenerConfig, frozen=True):
     """Overhop over TCP, TLS or a Unix socket."""
 
     bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:9876"]
     )
+    key: Annotated[
+        str,
+        setting(
+            "The protocol has no keys of its own: every peer has the rights of the key with this name, on the"
+            " topics `queue.NAME.jobs`; without one, peers may do everything.",
+            KeyName(),
+        ),
+    ] = ""
+    deliver: Annotated[
+        bool,
+        setting(
+            "Whether jobs are pushed to workers that gave credits, which then finish or fail them; the protocol"
+            " itself ends before that.",
+            Flag(),
+        ),
+    ] = True
+    job_deadline: Annotated[
+        float,
+        setting(
+            "How long a worker may have a job before it is given to another; EXTEND begins it anew.",
+            Duration(limits.OVERHOP_JOB_DEADLINE),
+        ),
+    ] = limits.OVERHOP_JOB_DEADLINE.default
+    finished_jobs: Annotated[
+        int,
+        setting(
+            "Jobs of each queue that are remembered after they were completed or failed, the newest ones.",
+            Count(limits.OVERHOP_FINISHED_JOBS),
+        ),
+    ] = limits.OVERHOP_FINISHED_JOBS.default
+    wire: OverhopWire = msgspec.field(default_factory=OverhopWire)
 
 
 class RelinkListener(ListenerConfig, frozen=True):
@@ -502,6 +574,29 @@ def dev_key() -> Key:
     return Key(name="dev", key="dev-key", publish=["#"], subscribe=["#"])
 
 
+class QueueConfig(Section, frozen=True):
+    """A queue of jobs for Overhop's workers, made when the gateway starts. It stays if it is taken out here."""
+
+    name: Annotated[str, setting("Name of the queue.", QueueName())]
+    filter: Annotated[
+        str,
+        setting(
+            "What any protocol publishes to a topic that this matches is a job of the queue.", QueueFilter()
+        ),
+    ] = ""
+    concurrency_limit: Annotated[
+        int,
+        setting(
+            "Jobs that all workers together may have at once.",
+            Count(limits.OVERHOP_CONCURRENCY, zero="no limit"),
+        ),
+    ] = limits.OVERHOP_CONCURRENCY.default
+    allow_job_overrides: Annotated[
+        bool,
+        setting("Whether a job may say itself how often and in what interval it is tried.", Flag()),
+    ] = True
+
+
 class Admin(Section, frozen=True):
     """The web side: metrics, health and status over HTTP."""
 
@@ -624,6 +719,10 @@ class Config(Section, frozen=True):
             reload=True,
         ),
     ] = msgspec.field(default_factory=lambda: [dev_key()])
+    queues: Annotated[
+        list[QueueConfig],
+        tables("There may be any number, beside those that workers add."),
+    ] = msgspec.field(default_factory=list)
     admin: Admin = msgspec.field(default_factory=Admin)
     drop: Drop = msgspec.field(default_factory=Drop)
     drops: Annotated[

@@ -6,9 +6,11 @@ from typing import Final
 from headrace.decoders.blipmq import read_blipmq
 from headrace.decoders.felix import read_felix
 from headrace.decoders.lines import Line, Role
+from headrace.decoders.overhop import read_overhop
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
     "felix": read_felix,
+    "overhop": read_overhop,
 }

@@ -4,16 +4,19 @@ configuration. Opens no sockets."""
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from headrace import limits
 from headrace.bus import Bus
 from headrace.config import Config
 from headrace.config import Protocol as ProtocolName
 from headrace.session import Session
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.felix import Felix
+from headrace.sessions.overhop import Overhop
+from headrace.sessions.queues import Queues
 from headrace.sessions.rights import Keyring
 from headrace.wire.felix import HEADER_BYTES, split_address
 
-LENGTH_FIELD = 4  # bytes in front of a BlipMQ frame that its length does not count
+LENGTH_FIELD = 4  # bytes in front of a BlipMQ or Overhop frame that its length does not count
 
 
 class Speaker(Protocol):
@@ -78,6 +81,41 @@ class FelixSpeaker:
         felix.register(listen.strict, map(split_address, listen.streams), map(split_address, listen.caches))
 
 
-SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {"blipmq": BlipmqSpeaker}
+class OverhopSpeaker:
+    # Peers pipeline, but every message is answered.
+    quickack = False
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.overhop
+        queues = Queues(
+            bus, deadline=listen.job_deadline, keep_finished=listen.finished_jobs, most=limits.OVERHOP_QUEUES
+        )
+        for queue in config.queues:
+            queues.configure(
+                queue.name, queue.filter, queue.concurrency_limit or None, queue.allow_job_overrides
+            )
+        self._shared = Overhop(
+            queues,
+            keys,
+            key=listen.key,
+            limit=listen.wire.max_envelope_size_bytes,
+            unhelloed=listen.wire.session.unhelloed_max_lifetime_seconds,
+            unregistered=listen.wire.session.helloed_unregistered_max_lifetime_seconds,
+            ident=listen.wire.session.ident_register_timeout_seconds,
+            deliver=listen.deliver,
+        )
+        self.max_frame = listen.wire.max_envelope_size_bytes + LENGTH_FIELD
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+
+
+SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
+    "blipmq": BlipmqSpeaker,
+    "overhop": OverhopSpeaker,
+}
 # Those that QUIC carries.
 QUIC_SPEAKERS: dict[ProtocolName, Callable[[Bus, Config], FelixSpeaker]] = {"felix": FelixSpeaker}
