@@ -33,8 +33,8 @@ cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all
                                 # which, everything was passed over for max_pending
     CONTROL_NOTE = 24           # headers: the key; payload: the value, which replaces any before
     CONTROL_FORGET = 25         # headers: the key of a note that is no more
-    CONTROL_FINISHED = 32       # CONTROL_ACK of a subscription that keeps what was finished: the floor; pairs of offset and
-                                # outcome, with the deliveries above its lowest 8 bits
+    CONTROL_FINISHED = 32       # CONTROL_ACK of a queue: the floor; pairs of offset and outcome, with the deliveries above
+                                # its lowest 8 bits
 
 cdef enum:                  # statuses: of a message, as a queue sees it
     UNKNOWN = 0

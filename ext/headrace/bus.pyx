@@ -1227,7 +1227,7 @@ cdef class Subscription:
     cdef int remember(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1:
         """Has the log told that a message needs no more deliveries."""
         cdef uint64_t* grown
-        cdef uint32_t words = 2 if self.keep_finished else 1
+        cdef uint32_t words = 2 if self.queue else 1
         if self.keep_finished:
             self.put_finished(offset, deliveries, outcome)
         if not self.durable:
@@ -1423,7 +1423,7 @@ cdef class Subscription:
         if rc != APPEND_OK:
             return rc
         self.state_segment = begins if parts else log.active.number
-        if not self.keep_finished:                        # else how they ended is still to be written
+        if not self.queue:                                # else how they ended is still to be written
             self.unwritten_count = 0
         self.acks_above = 0
         return APPEND_OK
@@ -1437,7 +1437,7 @@ cdef class Subscription:
         cdef int rc
         if self.unwritten_count == 0:
             return APPEND_OK
-        if self.keep_finished:
+        if self.queue:
             return self.write_finished(now)
         words = <uint64_t*>malloc((self.unwritten_count + 1) * sizeof(uint64_t))
         if words == NULL:
@@ -1462,7 +1462,7 @@ cdef class Subscription:
         return rc
 
     cdef int write_finished(self, int64_t now) except -100:
-        """The same for one that keeps how they ended, in as many records as it takes."""
+        """The same for a queue, with how each of them ended, in as many records as it takes."""
         cdef Log log = self.bus.log
         cdef uint64_t floor = self.low_water()
         cdef uint64_t* words

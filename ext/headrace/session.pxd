@@ -44,7 +44,7 @@ cdef class Output:
     cdef uint64_t position(self) noexcept
     # The same as gate() for bytes that were put already, from a place in the stream on that did not leave yet. No gate may
     # wait for more than this one.
-    cdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1
+    cpdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1
     cdef int add_gate(self, uint64_t position, uint64_t safe_offset) except -1
     cdef bint gated(self) noexcept
     # How many bytes may leave now; forgets the gates that are open.

@@ -101,7 +101,9 @@ cdef class Output:
     cdef uint64_t position(self) noexcept:
         return self.taken + <uint64_t> self.size
 
-    cdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1:
+    cpdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1:
+        """Bytes from this place in the stream on, some of which were put already, may leave only when the log's safe end is
+        at least this offset, which no gate before waits for."""
         # Gates from there on wait for less than this one, which is before them.
         while self.gate_first < self.gate_end and self.gates[self.gate_end - 1].position >= position:
             self.gate_end -= 1

@@ -325,9 +325,11 @@ def test_what_became_of_finished_ones_survives(place: Place, kill: bool) -> None
     }
 
 
+@pytest.mark.parametrize("keep", [KEEP, 0])
 @pytest.mark.parametrize("restart", ["none", "reopen", "killed"])
-def test_removed_job_is_never_delivered(place: Place, restart: str) -> None:
+def test_removed_job_is_never_delivered(place: Place, restart: str, keep: int) -> None:
     jobs = queue(place)
+    jobs.keep_finished = keep
     member = jobs.join(None, 1, START)
     place.publish("jobs.x", b"taken")
     taken_up = place.publish("jobs.x", b"taken up", not_before=START + 5 * SECOND)

@@ -105,6 +105,33 @@ def test_udp_and_tcp_ports_are_different_ones_and_port_0_is_nobodys() -> None:
     assert problems("listen.blipmq.bind=127.0.0.1:0", "admin.bind=127.0.0.1:0") == []
 
 
+def test_queues_have_names_of_their_own_and_filters_that_are_some() -> None:
+    assert problems('queues=[{name="a"}, {name="b", filter="x.#"}]') == []
+    assert problems('queues=[{name="a"}, {name="a"}]') == [
+        '--set queues: queues[1].name: "a" is the name of queues[0], too'
+    ]
+    for wrong in (
+        '{name="a.b"}',
+        '{name="_x"}',
+        f'{{name="a", filter="{"x" * 2000}"}}',
+        '{name="a", concurrency_limit=-1}',
+    ):
+        assert len(problems(f"queues=[{wrong}]")) == 1, wrong
+
+
+def test_rights_of_overhop_are_those_of_a_key_that_is_there() -> None:
+    assert problems("listen.overhop.key=dev") == []
+    assert problems("listen.overhop.key=other") == [
+        '--set listen.overhop.key: listen.overhop.key: there is no key "other"'
+    ]
+
+
+def test_open_overhop_listener_without_a_key_is_warned_of() -> None:
+    assert load(None, {}, ["listen.overhop.bind=0.0.0.0:9876", "listen.overhop.key=dev"]).warnings == ()
+    (warning,) = load(None, {}, ["listen.overhop.bind=0.0.0.0:9876"]).warnings
+    assert "set listen.overhop.key" in warning
+
+
 def test_keys_must_differ_and_have_a_right(tmp_path: Path) -> None:
     file = tmp_path / "h.toml"
     file.write_text(
