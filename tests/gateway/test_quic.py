@@ -153,10 +153,10 @@ def test_a_subscription_ends_when_its_stream_is_not_wanted(
 ) -> None:
     before = metric(gateway, "headrace_connections_closed_total", protocol="felix")
 
-    before = int(gateway.status()["bus"]["subscriptions"])  # queues have theirs always
+    always = int(gateway.status()["bus"]["subscriptions"])  # those of queues
 
     def subscriptions() -> int:
-        return int(gateway.status()["bus"]["subscriptions"]) - before
+        return int(gateway.status()["bus"]["subscriptions"]) - always
 
     async def talk(peer: QuicPeer) -> None:
         await peer.ask(**subscribe("ending", subscription_id=1))
