@@ -38,7 +38,7 @@ from headrace.quic.engine import (
 from headrace.session import Session
 from headrace.sessions.felix import Felix, FelixEvents, FelixPeer
 from headrace.sessions.felix_peers import Peers
-from headrace.substream import Substream, count
+from headrace.substream import Substream, count, same_connection
 
 # How often sessions are told the time, and silence is looked at.
 TICK_SECONDS: Final = 0.25
@@ -267,19 +267,14 @@ class QuicListener:
                 self._on_datagram(endpoint, data, address, now)
                 continue
             # Datagrams that came together may be of several connections.
-            first = data[1 : 1 + CONNECTION_ID_BYTES]
-            starts = range(0, len(data), size)
-            link = self._links.get(first)
-            if link is not None and all(
-                not data[start] & 0x80 and data[start + 1 : start + 1 + CONNECTION_ID_BYTES] == first
-                for start in starts
-            ):
-                if link.takes_more():
+            if same_connection(data, size, CONNECTION_ID_BYTES):
+                link = self._links.get(data[1 : 1 + CONNECTION_ID_BYTES])
+                if link is not None and link.takes_more():
                     link.received(address, now)
                     link.connection.receive_many(data, size, address, now)
                     self._dirty.add(link)
                 continue
-            for start in starts:
+            for start in range(0, len(data), size):
                 self._on_datagram(endpoint, data[start : start + size], address, now)
         count(self.service, "reads")
         count(self.service, "bytes_in", received)

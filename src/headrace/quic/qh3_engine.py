@@ -74,7 +74,12 @@ class Connection(QuicConnection):
         return datagrams
 
     def receive_many(self, buffer: bytes, segment: int, addr: NetworkAddress, now: float) -> None:
-        self.receive_gro_buffer(buffer, segment, addr, now)
+        if self._core is None or not self._handshake_complete:
+            self.receive_gro_buffer(buffer, segment, addr, now)
+            return
+        # The same without a look at each datagram.
+        self._call_core(self._core.receive_gro_buffer, buffer, segment, self._normalize_address(addr), now)
+        self._drain_core()
 
     def unsent(self, stream_id: int) -> int:
         return self.get_send_buffer_size(stream_id)
