@@ -9,6 +9,7 @@ log, and delays nobody else.
 
 import asyncio
 import errno
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from headrace.quic.engine import (
     Settings,
     load_engine,
 )
+from headrace.quic.retry import RetryTokens
 from headrace.session import Session
 from headrace.sessions.felix import Felix, FelixEvents, FelixPeer
 from headrace.sessions.felix_peers import Peers
@@ -161,7 +163,7 @@ class QuicListener:
         self.addresses = [opened.address for opened in sockets]
         self.peers = Peers(config.listen.felix.peers)
         self._engine: Engine = load_engine(config.quic.engine)
-        self._retrier = self._engine.retrier() if config.quic.retry else None
+        self._tokens = RetryTokens() if config.quic.retry else None
         self._sockets = sockets
         self._endpoints: list[DatagramSocket] = []
         self._links: dict[bytes, Link] = {}  # by each of their connection ids
@@ -323,12 +325,14 @@ class QuicListener:
             )
             return None
         first, retry = header.destination, None
-        if self._retrier is not None:
+        if self._tokens is not None:
             if not header.token:
-                endpoint.send([(self._retrier.ask(header, address, now), address)])
+                other = os.urandom(CONNECTION_ID_BYTES)
+                token = self._tokens.make(address, first, other, now)
+                endpoint.send([(self._engine.retry(header, other, token), address)])
                 return None
             try:
-                first, retry = self._retrier.check(header, address, now)
+                first, retry = self._tokens.open(header.token, address, first, now), first
             except ValueError:
                 return None
         assert self.tls is not None
