@@ -495,6 +495,29 @@ def test_a_port_in_use_and_a_bad_certificate_are_one_sentence(tmp_path: Path) ->
     broken.kill()
 
 
+def test_a_full_log_holds_publishers_back_and_then_refuses(engine: str, tmp_path: Path) -> None:
+    sets = ("drop.run=false", "log.block_timeout=300ms")
+
+    async def talk(peer: QuicPeer) -> None:
+        number, other = peer.open(), peer.open()
+        batch = wire.encode_publish_batch("t", "n", "s", [bytes(10_000)] * 10)
+        for _ in range(30):
+            peer.send(number, batch)
+        peer.say(number, **publish_batch([bytes(10_000)] * 10, request_id=1))
+        await peer.until(lambda: any("request_id" in one for one in peer.frames(number)))
+        *batches, answer = peer.frames(number)
+        assert all(one["type"] == "error" for one in batches)
+        assert answer["type"] == "publish_error"
+        assert answer["message"].startswith("publish failed: ")
+        peer.say(other, type="cache_get", key="k", request_id="others go on")
+        assert (await peer.answers(other, 1))[0]["request_id"] == "others go on"
+
+    with GatewayProcess(tmp_path, f"quic.engine={engine}", *sets) as gateway:
+        run(gateway, engine, talk)
+        assert counted(gateway, "dropped_full") > 0
+        assert counted(gateway, "refused_full") == 1
+
+
 # --- certificates of clients ------------------------------------------------------------------------------------
 
 
