@@ -271,10 +271,8 @@ class QuicListener:
             # Datagrams that came together may be of several connections.
             if same_connection(data, size, CONNECTION_ID_BYTES):
                 link = self._links.get(data[1 : 1 + CONNECTION_ID_BYTES])
-                if link is not None and link.takes_more():
-                    link.received(address, now)
-                    link.connection.receive_many(data, size, address, now)
-                    self._dirty.add(link)
+                if link is not None:
+                    link.take(data, size, address, now)
                 continue
             for start in range(0, len(data), size):
                 self._on_datagram(endpoint, data[start : start + size], address, now)
@@ -297,10 +295,8 @@ class QuicListener:
             link = self._links.get(header.destination)
             if link is None:
                 link = self._accept(endpoint, header, data, address, now)
-        if link is not None and link.takes_more():
-            link.received(address, now)
-            link.connection.receive_datagram(data, address, now)
-            self._dirty.add(link)
+        if link is not None:
+            link.take(data, len(data), address, now)
 
     def _accept(
         self, endpoint: DatagramSocket, header: Any, data: bytes, address: NetworkAddress, now: float
@@ -395,6 +391,10 @@ class QuicListener:
             self._turn_scheduled = True
             self._loop.call_soon(self._turn)
 
+    def touched(self, link: "Link") -> None:
+        """A connection got something in the turn that is under way."""
+        self._dirty.add(link)
+
     def dirty(self, link: "Link") -> None:
         """A connection has something to send at the end of this turn."""
         self._dirty.add(link)
@@ -463,11 +463,23 @@ class Link:
             self._overfull = {one for one in self._overfull if one.kept_size > self.listener.most_kept}
         return not self._overfull
 
-    def received(self, address: NetworkAddress, now: float) -> None:
+    def take(self, data: bytes, size: int, address: NetworkAddress, now: float) -> None:
+        """Datagrams for this connection, each of `size` bytes, the last one perhaps shorter."""
+        if self._gone or not self.takes_more():
+            return
         self._heard = now
         if address != self._address:
             self._address = address
             self.renew_rights()
+        try:
+            if size < len(data):
+                self.connection.receive_many(data, size, address, now)
+            else:
+                self.connection.receive_datagram(data, address, now)
+        except Exception as error:
+            self._broken(error)
+            return
+        self.listener.touched(self)
 
     def renew_rights(self) -> None:
         """The rights of where it made the handshake. Who moves to where the rights are others has none there: an
@@ -652,6 +664,19 @@ class Link:
         self._drop(stream)
         self.close(INTERNAL_ERROR, "internal error")
 
+    def _broken(self, error: Exception) -> None:
+        """The engine failed, which a peer may have caused: this connection is over, the others go on."""
+        count(self.listener.service, "failed")
+        log.limited(
+            "quic.failed",
+            key=("felix", type(error)),
+            level=events.LEVELS["error"],
+            connection=self.name,
+            peer=self.peer,
+            exc_info=error,
+        )
+        self.gone()
+
     # --- what goes ------------------------------------------------------------------------------------------
 
     def transmit(self) -> None:
@@ -659,7 +684,11 @@ class Link:
         if self._gone:
             return
         now = self.listener._loop.time()
-        datagrams = self.connection.datagrams_to_send(now)
+        try:
+            datagrams = self.connection.datagrams_to_send(now)
+        except Exception as error:
+            self._broken(error)
+            return
         if datagrams:
             count(self.listener.service, "bytes_out", self.endpoint.send(datagrams))
         if self._stuck:
@@ -690,7 +719,11 @@ class Link:
         now = self.listener._loop.time()
         at = self.connection.get_timer()
         if at is not None and at <= now + 0.0005:
-            self.connection.handle_timer(max(now, at))
+            try:
+                self.connection.handle_timer(max(now, at))
+            except Exception as error:
+                self._broken(error)
+                return
             self.handle_events()
             if not self._gone:
                 self.listener.dirty(self)
