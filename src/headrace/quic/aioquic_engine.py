@@ -1,6 +1,5 @@
 """The engine aioquic, which is always there. What it has no public way for is reached here, and nowhere else."""
 
-import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from aioquic.quic.packet import (
     pull_quic_header,
     pull_quic_transport_parameters,
 )
-from aioquic.quic.retry import QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from headrace.quic.certificates import names_of
@@ -169,22 +167,7 @@ class AioquicEngine:
             source_cid=header.destination, destination_cid=header.source, supported_versions=VERSIONS
         )
 
-    def retrier(self) -> "AioquicRetrier":
-        return AioquicRetrier()
-
-
-class AioquicRetrier:
-    def __init__(self) -> None:
-        self._tokens = QuicRetryTokenHandler()
-
-    def ask(self, header: Header, addr: NetworkAddress, now: float) -> bytes:
-        source = os.urandom(CONNECTION_ID_BYTES)
-        token = self._tokens.create_token(
-            address=addr,
-            original_destination_connection_id=header.destination,
-            retry_source_connection_id=source,
-            now=now,
-        )
+    def retry(self, header: Header, source: bytes, token: bytes) -> bytes:
         assert header.version is not None
         return encode_quic_retry(
             version=header.version,
@@ -193,12 +176,6 @@ class AioquicRetrier:
             original_destination_cid=header.destination,
             retry_token=token,
         )
-
-    def check(self, header: Header, addr: NetworkAddress, now: float) -> tuple[bytes, bytes]:
-        first = self._tokens.validate_token(
-            address=addr, destination_cid=header.destination, token=header.token, now=now
-        )
-        return first, header.destination
 
 
 VERSIONS = QuicConfiguration().supported_versions
