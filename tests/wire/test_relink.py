@@ -361,7 +361,7 @@ def test_acknowledgements_have_ids_of_the_receivers_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw, kind",
+    ("raw", "kind"),
     [
         (struct.pack("<BBHI", 0x13, 0, 0, 0xFFFFFFFF), "bad count"),
         (struct.pack("<BBIH", 0x31, 0, 0xFFFFFFFF, 0), "bad length"),
@@ -425,7 +425,7 @@ def test_no_targets_are_well_formed() -> None:
     ],
 )
 def test_values_without_a_place_on_the_wire_are_refused(call: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"bytes|parts|operation|acknowledgement|general|sender"):
         call()
 
 

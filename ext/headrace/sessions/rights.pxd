@@ -27,3 +27,4 @@ cdef class Rights:
 cdef class Keyring:
     cdef list keys                      # (secret, Rights)
     cdef Rights find(self, bytes secret)
+    cdef Rights named(self, str name)

@@ -133,6 +133,13 @@ cdef class Keyring:
                 found = rights
         return found
 
+    cdef Rights named(self, str name):
+        """The key with this name, or None."""
+        for _, rights in self.keys:
+            if rights.name == name:
+                return rights
+        return None
+
     def lookup(self, bytes secret not None):
         """Whose secret this is, or None."""
         return self.find(secret)

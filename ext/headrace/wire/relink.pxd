@@ -74,6 +74,7 @@ cdef struct RawPacket:
     uint8_t format          # one of the formats above
     uint8_t type            # of a general packet, an operation or an acknowledgement; the flags of a message
     uint8_t id_size         # of the channel ids in this packet
+    const uint8_t* head     # where the packet begins; borrowed
     bint multicast
     uint32_t count          # of channel ids; 1 for unicast, 0 in general packets
     const uint8_t* ids      # borrowed, like `sizes` and `data`; id_size bytes each
@@ -167,6 +168,7 @@ cdef inline int next_packet(const uint8_t* data, Py_ssize_t n, uint8_t own, uint
         return 0
     head = data[0]
     type = head >> 5
+    out.head = data
     if not head & 1:
         if type > SHUTDOWN:
             return BAD_TYPE
