@@ -26,6 +26,7 @@ SMALL = (
     "log.retention_bytes=2MiB",
     "listen.blipmq.max_frame_bytes=64KiB",
     "listen.blipmq.bind=127.0.0.1:0",
+    "listen.relink.bind=",
     "admin.bind=127.0.0.1:0",
 )
 

@@ -75,7 +75,7 @@ def test_a_protocol_that_is_not_spoken_yet_is_told_once_and_not_opened(tmp_path:
     with GatewayProcess(tmp_path, "listen.overhop.bind=") as gateway:
         assert sorted(gateway.places) == ["admin", "blipmq"]
         told = [event["protocol"] for event in gateway.named("protocol.unavailable")]
-        assert told == ["relink", "zeroctl", "felix"]
+        assert told == ["zeroctl", "felix"]
 
 
 def test_it_runs_without_the_web_side_and_without_listeners(tmp_path: Path) -> None:

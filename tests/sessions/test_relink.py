@@ -512,7 +512,7 @@ def test_numbers_go_on_over_many_lives(gateway: RelinkGateway, come_back: ComeBa
         got += messages[:2]  # the third is lost on its way
         received += 2 if len(messages) > 1 else len(messages)
         peer = come_back(peer)
-        assert "received 3 <=%d" % life in shown(peer.greeting)
+        assert f"received 3 <={life}" in shown(peer.greeting)
         said = shown(peer.send(peer.ack(RECEIVED, 1, received - 1), peer.general(RESUME)))
         rest = [one for one in said if "message 1" in one]
         got += rest

@@ -491,8 +491,8 @@ cdef class Relink:
         return RelinkSession(self)
 
     def counters(self):
-        """All that was counted since the start, by name, and how many links there are."""
-        return {**self.counts, "links": len(self.links)}
+        """All that was counted since the start, by name."""
+        return self.counts
 
     @property
     def max_packet(self):

@@ -9,6 +9,7 @@ from headrace.config import Config
 from headrace.config import Protocol as ProtocolName
 from headrace.session import Session
 from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.relink import Endpoint, Relink
 from headrace.sessions.rights import Keyring
 
 LENGTH_FIELD = 4  # bytes in front of a BlipMQ frame that its length does not count
@@ -46,4 +47,55 @@ class BlipmqSpeaker:
         self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
 
 
-SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {"blipmq": BlipmqSpeaker}
+class RelinkSpeaker:
+    # What peers send is answered at once, or as soon as it is safe: the answer carries the acknowledgement.
+    quickack = False
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.relink
+        endpoints = [
+            Endpoint(
+                one.name,
+                connector_size=one.connector_id_bytes,
+                listener_size=one.listener_id_bytes,
+                connector_transactions=one.connector_transactions,
+                listener_transactions=one.listener_transactions,
+                publish=one.publish,
+                deliver=one.deliver,
+                key=one.key,
+            )
+            for one in config.endpoints
+        ]
+        self._shared = Relink(
+            bus,
+            keys,
+            endpoints,
+            max_targets=listen.max_targets,
+            max_parts=listen.max_parts,
+            max_message=min(listen.max_message_bytes, config.log.segment_bytes),
+            max_channels=listen.max_channels,
+        )
+        self.max_frame = self._shared.max_packet
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        listen = config.listen.relink
+        shared = self._shared
+        shared.handshake_timeout_us = round(listen.handshake_timeout * 1e6)
+        shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+        shared.ping_interval_us = round(listen.ping_interval * 1e6)
+        shared.ping_timeout_us = round(listen.ping_timeout * 1e6)
+        shared.grace_us = round(listen.grace * 1e6)
+        shared.window = listen.window
+        shared.max_outstanding = listen.max_outstanding
+        shared.max_links = listen.max_links
+        shared.max_uncommitted = listen.max_uncommitted_bytes
+        shared.renew_keys()
+
+
+SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
+    "blipmq": BlipmqSpeaker,
+    "relink": RelinkSpeaker,
+}

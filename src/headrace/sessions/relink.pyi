@@ -106,7 +106,7 @@ class Relink:
         """A link by its id, or None."""
 
     def counters(self) -> dict[str, int]:
-        """All that was counted since the start, by name, and how many links there are."""
+        """All that was counted since the start, by name."""
 
 class RelinkSession(Session):
     """One peer."""
