@@ -857,6 +857,10 @@ cdef class RelinkSession(Session):
             link = shared.links.get(hello.link)
             if link is not None and link.endpoint is not endpoint:
                 link = None
+            if link is not None and link.session is None and now - link.alone_since > shared.grace_us:
+                shared.counts.links_expired += 1
+                link.forget(now)
+                link = None
         self.stage = AT_PACKETS
         if link is None and hello.flags & REQUIRE_LINK:
             shared.counts.links_refused += 1
