@@ -5,8 +5,10 @@ from typing import Final
 
 from headrace.decoders.blipmq import read_blipmq
 from headrace.decoders.lines import Line, Role
+from headrace.decoders.relink import read_relink
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
+    "relink": read_relink,
 }
