@@ -123,11 +123,16 @@ class Failure:
 
 
 class Reader:
-    """A place in some bytes."""
+    """A place in some bytes; alignment counts from where it began."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, start: int) -> None:
         self.data = data
-        self.at = 0
+        self.start = start
+        self.at = start
+
+    @property
+    def size(self) -> int:
+        return self.at - self.start
 
     def take(self, size: int) -> bytes:
         if len(self.data) - self.at < size:
@@ -139,7 +144,7 @@ class Reader:
         return int.from_bytes(self.take(size), "little")
 
     def align(self, to: int) -> None:
-        self.take(padding(self.at, to))
+        self.take(padding(self.size, to))
 
 
 class Decoder:
@@ -170,19 +175,21 @@ class Decoder:
     def feed(self, data: bytes) -> list[Item]:
         items: list[Item] = []
         self.tail += data
-        while self.tail and self.error is None:
-            reader = Reader(self.tail)
+        at = 0
+        while at < len(self.tail) and self.error is None:
+            reader = Reader(self.tail, at)
             try:
                 name, fields = self.item(reader)
             except Short:
                 break
             except Bad as bad:
                 self.error = Failure(self.position, bad.kind)
-                self.tail = b""
+                at = len(self.tail)
                 break
-            items.append(Item(name, self.position, self.position + reader.at, fields))
-            self.position += reader.at
-            self.tail = self.tail[reader.at :]
+            items.append(Item(name, self.position, self.position + reader.size, fields))
+            self.position += reader.size
+            at = reader.at
+        self.tail = self.tail[at:]
         return items
 
     def item(self, reader: Reader) -> tuple[str, dict[str, Any]]:
@@ -229,7 +236,7 @@ class Decoder:
         known = (OPERATIONS, ACKNOWLEDGEMENTS, SEQUENCE_OPERATIONS, SEQUENCE_ACKNOWLEDGEMENTS, 8, 0, 0, 0)
         if type >= known[format]:
             raise Bad("bad type")
-        if len(reader.data) < 8:
+        if len(reader.data) - reader.start < 8:
             raise Short
         short = reader.number(1)
         sizes = (
@@ -244,6 +251,8 @@ class Decoder:
             count = reader.number(4)
             if count > self.max_targets:
                 raise Bad("bad count")
+        if format == 4 and not type & 1 and short > self.max_parts:
+            raise Bad("bad length")  # it stands before the ids
         channels = tuple(reader.number(id_size) for _ in range(count))
         fields: dict[str, Any] = {"channels": channels, "multicast": multicast}
         if format < 4:
