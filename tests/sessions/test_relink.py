@@ -739,3 +739,110 @@ def test_full_log_stops_reading_and_then_ends_the_connection_with_nothing_taken_
     counted = {one.topic: one.correlation for one in there}
     assert f"received 1 <={counted[b'demo.in.1']}" in shown(back.greeting)
     assert f"received 2 <={counted[b'demo.in.2']}" in shown(back.greeting)
+
+
+# --- killed in the middle of a batch ------------------------------------------------------------------------
+
+HEAD = struct.Struct("<BBxxIQQQII")
+RUN = struct.Struct("<QQQ")
+ENTRY = struct.Struct("<cBxxIQQQQ")
+
+
+def intent(
+    gateway: RelinkGateway, link: int, channel: int, start: int, count: int, outcomes: bytes = b""
+) -> None:
+    """What the log has when a kill comes between the intent of a batch and its messages."""
+    key = b"relink/link/%016x" % link
+    generation = HEAD.unpack_from(gateway.bus.notes()[key])[2]
+    head = HEAD.pack(1, 0, generation, gateway.log.appended, gateway.log.appended, 9, 1, 1)
+    after = start + count
+    entry = ENTRY.pack(b"i", 0, len(outcomes) // 8, channel, after, after, 0) + outcomes
+    gateway.bus.note(b"relink/since/%016x" % link, head + RUN.pack(channel, start, count) + entry)
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_messages_of_an_intent_that_are_not_in_the_log_were_not_received(
+    gateway: RelinkGateway, done: int
+) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(7, b"first"))
+    intent(gateway, peer.link, 7, 1, 3)
+    gateway.publish("demo.in.7", *[b"%d" % i for i in range(done)])
+    gateway.kill()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert shown(back.greeting[2:]) == [f"received 7 <={done}", f"consumed 7 <={done}", "resume"]
+    gateway.publish("other", b"x", b"y", b"z")
+    gateway.kill()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert shown(back.greeting[2:]) == [f"received 7 <={done}", f"consumed 7 <={done}", "resume"]
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_commit_that_was_begun_is_finished(gateway: RelinkGateway, done: int) -> None:
+    peer = gateway.connect("demo-tx")
+    peer.send(*[peer.message(1, b"%d" % i, b"") for i in range(3)], peer.message(1, b"later"))
+    intent(gateway, peer.link, 1, 0, 3, struct.pack("<Q", 3 << 1 | 1))
+    gateway.publish("demo-tx.in.1", *[b"%d" % i for i in range(done)], parts=(1, 0))
+    for _ in range(2):
+        gateway.kill()
+        back = Peer(gateway, "demo-tx", epoch=peer.epoch, link=peer.link, require=True)
+        assert shown(back.greeting[2:]) == ["received 1 <=3", "consumed 1 <=2", "resume"]
+        assert topics(gateway) == [("demo-tx.in.1", b"%d" % i, (1, 0)) for i in range(3)]
+        assert shown(back.send(back.general(RESUME), back.op(COMMIT, 1, 2))) == ["committed 1 <=2"]
+        back.leave()
+    back = Peer(gateway, "demo-tx", epoch=peer.epoch, link=peer.link, require=True)
+    back.send(back.general(RESUME), back.op(COMMIT, 1))
+    assert [one[1] for one in topics(gateway)] == [b"0", b"1", b"2", b"later"]
+    assert gateway.bus.notes(b"relink/kept/") == {}
+
+
+def test_many_channels_are_checkpointed_and_come_back(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    for turn in range(3):
+        for channel in range(200):
+            peer.send(peer.message(channel, b"%d" % turn))
+    for channel in range(100):
+        gateway.publish(f"demo.out.{channel}", b"a", b"b")
+    peer.send()
+    peer.send(*[peer.ack(CONSUMED, channel) for channel in range(100)])
+    back = come_back(peer)
+    assert set(shown(back.greeting[2:])) == {
+        "resume",
+        *[f"{what} {channel} <=2" for channel in range(200) for what in ("received", "consumed")],
+    }
+    back.send(*[back.ack(RECEIVED, channel, 0) for channel in range(100)])
+    assert sorted(shown(back.send(back.general(RESUME)))) == sorted(f"message {i} b" for i in range(100))
+
+
+def test_full_log_in_the_middle_of_a_commit_finishes_it_later(open_gateway: Opened) -> None:
+    gateway = open_gateway(log={"segment_bytes": 1 << 16, "retention_bytes": 5 << 16}, block_timeout=5)
+    peer = gateway.connect("demo-tx")
+    gateway.log.hold("sink", 0)
+    sent = 0
+    answers: list[str] = []
+    while not peer.session.blocked:
+        answers += shown(peer.send(*[peer.message(1, b"%d" % (sent + i), bytes(900)) for i in range(8)]))
+        sent += 8
+        if not peer.session.blocked:
+            answers += shown(peer.send(peer.op(COMMIT, 1, sent - 1)))
+    gateway.now += 60 * SECOND
+    gateway.log.release("sink")
+    for _ in range(100):
+        if not peer.session.blocked:
+            break
+        gateway.log.on_event(gateway.now)
+        answers += shown(peer.send())
+    assert not peer.session.blocked
+    assert not peer.closed
+    expected: list[int] = []
+    before = 0
+    for answer in answers:
+        what, _, number = answer.partition(" 1 <=")
+        if what in ("committed", "uncommitted"):
+            after = int(number) + 1
+            expected += range(before, after) if what == "committed" else ()
+            before = after
+    # Retention may have taken the first ones, once it was let.
+    there = [int(one.payload.rstrip(b"\0")) for one in gateway.published("demo-tx.in.1")]
+    assert len(there) > 20
+    assert there == expected[-len(there) :]

@@ -206,6 +206,14 @@ cdef class Relink:
     cdef public uint32_t max_links
     cdef public uint64_t max_uncommitted    # bytes of a link
     cdef int64_t last_sweep
+    # What a session needs while it receives, and no longer: one does at a time.
+    cdef Planned* batch
+    cdef Run* runs                      # of the batch's intent
+    cdef uint32_t runs_room
+    cdef uint8_t* joined                # a message without its padding
+    cdef Py_ssize_t joined_room
+    cdef uint32_t* sizes                # of its parts
+    cdef uint32_t sizes_room
     cdef Counts counts
 
     cdef int restore(self, int64_t now) except -1
@@ -235,20 +243,13 @@ cdef class RelinkSession(Session):
     cdef Origin* origin
     cdef uint32_t rights_changes        # Rights.changes when the channels' topics were found
     cdef Message message                # filled anew for each publish
-    cdef Planned* batch
-    cdef Run* runs                      # of the batch's intent
     cdef uint32_t runs_count
-    cdef uint32_t runs_room
     cdef uint64_t left                  # messages that the batch announced and that are not done yet
     cdef uint32_t targets_done          # of the first packet, which was interrupted
     cdef list kept_entries              # of the batch's uncommitted messages
     cdef Py_ssize_t kept_at
     cdef list touched                   # InChannels of this batch
     cdef dict closing_ids               # channel -> position in the output behind its closed acknowledgement
-    cdef uint8_t* joined                # a message without its padding
-    cdef Py_ssize_t joined_room
-    cdef uint32_t* sizes                # of its parts
-    cdef uint32_t sizes_room
     cdef list committing                # OutChannels that got messages in this delivery
 
     cdef int violate(self) except -1
@@ -263,7 +264,7 @@ cdef class RelinkSession(Session):
     cdef bint has_room(self, uint32_t count) noexcept
     cdef InChannel may_open(self, uint64_t id)
     cdef int add_run(self, uint64_t channel, uint64_t start) except -1
-    cdef int forget_plan(self) except -1
+    cdef int forget_plan(self, int64_t now) except -1
     cdef int finish_batch(self, int64_t now) except -1
     cdef int write_note(self, int64_t now) except -1
     cdef int keep_uncommitted(self, uint32_t count, int64_t now) except -1

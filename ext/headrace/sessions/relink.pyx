@@ -454,6 +454,9 @@ cdef class Relink:
                   uint32_t window=1024, uint32_t max_outstanding=65536, uint32_t max_channels=1024,
                   uint32_t max_links=10_000, uint64_t max_uncommitted=64 << 20, now=None):
         cdef Endpoint endpoint
+        self.batch = <Planned*>malloc(BATCH * sizeof(Planned))
+        if self.batch == NULL:
+            raise MemoryError
         self.bus = bus
         self.keys = keys
         self.bounds = Bounds(max_targets, max_parts, max_message)
@@ -473,6 +476,12 @@ cdef class Relink:
             self.endpoints[endpoint.name.encode()] = endpoint
         self.renew_keys()
         self.restore(hr_now_us() if now is None else now)
+
+    def __dealloc__(self):
+        free(self.batch)
+        free(self.runs)
+        free(self.joined)
+        free(self.sizes)
 
     def renew_keys(self):
         """Looks the endpoints' keys up again, after they were replaced."""
@@ -770,10 +779,6 @@ cdef class RelinkSession(Session):
 
     def __dealloc__(self):
         free(self.origin)               # as Log.close_origin() does
-        free(self.batch)
-        free(self.runs)
-        free(self.joined)
-        free(self.sizes)
 
     cdef uint64_t safe_end(self) noexcept:
         return self.bus.log.safe_lsn()
@@ -932,10 +937,6 @@ cdef class RelinkSession(Session):
         cdef uint32_t count, go, done
         cdef int found
         cdef uint8_t own = self.link.endpoint.connector_size, other = self.link.endpoint.listener_size
-        if self.batch == NULL and n >= GENERAL_SIZE:
-            self.batch = <Planned*>malloc(BATCH * sizeof(Planned))
-            if self.batch == NULL:
-                raise MemoryError
         while not self.closing and not self.blocked:
             if self.out.size >= self.high_water:
                 self.blocked = self.waits_room = True
@@ -944,26 +945,22 @@ cdef class RelinkSession(Session):
             ahead = at
             found = 1
             while count < BATCH:
-                if n - ahead < GENERAL_SIZE and self.batch == NULL:
-                    found = 0
-                    wanted = GENERAL_SIZE
-                    break
                 found = next_packet(
-                    data + ahead, n - ahead, own, other, &self.shared.bounds, &self.batch[count].packet, &used, &wanted)
+                    data + ahead, n - ahead, own, other, &self.shared.bounds, &self.shared.batch[count].packet, &used, &wanted)
                 if found <= 0:
                     break
-                self.batch[count].start = ahead
+                self.shared.batch[count].start = ahead
                 ahead += used
-                self.batch[count].end = ahead
+                self.shared.batch[count].end = ahead
                 count += 1
             if count:
                 go = self.plan(count, now)
                 while done < go:
-                    self.on_packet(&self.batch[done].packet, now)
+                    self.on_packet(&self.shared.batch[done].packet, now)
                     if self.closing or self.blocked:
                         break
                     self.targets_done = 0
-                    at = self.batch[done].end
+                    at = self.shared.batch[done].end
                     done += 1
                 self.finish_batch(now)
             if done < count:
@@ -987,7 +984,7 @@ cdef class RelinkSession(Session):
         self.runs_count = 0
         self.left = 0
         for i in range(count):
-            packet = &self.batch[i].packet
+            packet = &self.shared.batch[i].packet
             if packet.format == OPERATION and packet.type == CLOSE:
                 count = i + 1
                 break
@@ -1010,7 +1007,7 @@ cdef class RelinkSession(Session):
                 continue
             break
         if self.left and self.full_since and not transactions and not self.has_room(count):
-            self.forget_plan()          # before it is announced once more, in vain
+            self.forget_plan(now)          # before it is announced once more, in vain
             self.not_appended(APPEND_FULL, now)
             return 0
         if self.left:
@@ -1018,9 +1015,9 @@ cdef class RelinkSession(Session):
                 if transactions:
                     self.keep_uncommitted(count, now)
                 else:
-                    self.link.write(self.runs, self.runs_count, now)
+                    self.link.write(self.shared.runs, self.runs_count, now)
             except LogError as error:
-                self.forget_plan()
+                self.forget_plan(now)
                 self.not_appended(APPEND_FULL if isinstance(error, LogFull) else APPEND_FAILED, now)
                 return 0
         return count
@@ -1030,7 +1027,7 @@ cdef class RelinkSession(Session):
         cdef uint32_t i
         cdef RawPacket* packet
         for i in range(count):
-            packet = &self.batch[i].packet
+            packet = &self.shared.batch[i].packet
             if packet.format == MESSAGE and packet.count:
                 return self.bus.log.reserve(
                     RECORD_HEADER + 4 + 4 * <uint64_t>packet.parts + packet.payload, False) != NULL
@@ -1048,33 +1045,43 @@ cdef class RelinkSession(Session):
         cdef Run* grown
         cdef Run* last
         if self.runs_count:
-            last = &self.runs[self.runs_count - 1]
+            last = &self.shared.runs[self.runs_count - 1]
             if last.channel == channel:
                 last.count += 1
                 return 0
-        if self.runs_count == self.runs_room:
-            grown = <Run*>realloc(self.runs, (2 * self.runs_room + 16) * sizeof(Run))
+        if self.runs_count == self.shared.runs_room:
+            grown = <Run*>realloc(self.shared.runs, (2 * self.shared.runs_room + 16) * sizeof(Run))
             if grown == NULL:
                 raise MemoryError
-            self.runs = grown
-            self.runs_room = 2 * self.runs_room + 16
-        self.runs[self.runs_count] = Run(channel, start, 1)
+            self.shared.runs = grown
+            self.shared.runs_room = 2 * self.shared.runs_room + 16
+        self.shared.runs[self.runs_count] = Run(channel, start, 1)
         self.runs_count += 1
         return 0
 
-    cdef int forget_plan(self) except -1:
+    cdef int forget_plan(self, int64_t now) except -1:
+        """What was announced and not done comes again, and is announced again."""
         cdef InChannel channel
+        cdef Kept kept
         for channel in self.link.ins.items:
             channel.planned = 0
         self.left = 0
-        self.kept_entries = None
+        if self.kept_entries is not None:
+            for channel, entry in self.kept_entries[self.kept_at:]:
+                if entry is not None:
+                    kept = entry[1]
+                    kept.left -= 1
+                    self.link.kept_bytes -= entry[3] - entry[2]
+                    if kept.left == 0:
+                        self.bus.drop_note(kept.key, now)
+            self.kept_entries = None
         return 0
 
     cdef int finish_batch(self, int64_t now) except -1:
         if self.link is None:
             return 0
         if self.left:
-            self.forget_plan()          # the intent said more than was done
+            self.forget_plan(now)          # the intent said more than was done
             self.write_note(now)
         if self.rolled_back:            # it is seldom acknowledged, and must not be undone by a kill
             self.rolled_back = False
@@ -1107,10 +1114,10 @@ cdef class RelinkSession(Session):
         cdef list pieces = [], entries = [], notes = []
         cdef dict ahead = {}
         for i in range(count):
-            packet = &self.batch[i].packet
+            packet = &self.shared.batch[i].packet
             if packet.format != MESSAGE:
                 continue
-            size = self.batch[i].end - self.batch[i].start
+            size = self.shared.batch[i].end - self.shared.batch[i].start
             for k in range(self.targets_done if i == 0 else 0, packet.count):
                 id = channel_id(packet.ids + <size_t>k * packet.id_size, packet.id_size)
                 channel = link.ins.find(id)
@@ -1243,29 +1250,29 @@ cdef class RelinkSession(Session):
         cdef uint32_t i
         cdef uint64_t size
         cdef bint straight = True       # no part but the last has padding, so they are joined already
-        if packet.parts > self.sizes_room:
-            sizes = <uint32_t*>realloc(self.sizes, packet.parts * sizeof(uint32_t))
+        if packet.parts > self.shared.sizes_room:
+            sizes = <uint32_t*>realloc(self.shared.sizes, packet.parts * sizeof(uint32_t))
             if sizes == NULL:
                 raise MemoryError
-            self.sizes = sizes
-            self.sizes_room = packet.parts
+            self.shared.sizes = sizes
+            self.shared.sizes_room = packet.parts
         for i in range(packet.parts):
             size = part_size(packet, i)
-            self.sizes[i] = <uint32_t>size
+            self.shared.sizes[i] = <uint32_t>size
             if size & 7 and i + 1 < packet.parts:
                 straight = False
         self.message.payload = packet.data
         if not straight:
-            if <Py_ssize_t>packet.payload > self.joined_room:
-                joined = <uint8_t*>realloc(self.joined, packet.payload)
+            if <Py_ssize_t>packet.payload > self.shared.joined_room:
+                joined = <uint8_t*>realloc(self.shared.joined, packet.payload)
                 if joined == NULL:
                     raise MemoryError
-                self.joined = joined
-                self.joined_room = packet.payload
-            join_parts(packet, self.joined)
-            self.message.payload = self.joined
+                self.shared.joined = joined
+                self.shared.joined_room = packet.payload
+            join_parts(packet, self.shared.joined)
+            self.message.payload = self.shared.joined
         self.message.flags = FLAG_CONFIRMED | FLAG_PARTS
-        self.message.parts = self.sizes
+        self.message.parts = self.shared.sizes
         self.message.parts_count = packet.parts
         self.message.payload_len = packet.payload
         return 0
