@@ -626,6 +626,27 @@ def test_lost_log_is_a_new_epoch(open_gateway: Opened) -> None:
     assert (back.epoch != peer.epoch, back.link) == (True, 0)
 
 
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        Endpoint("other"),
+        Endpoint("demo", connector_size=5),
+        Endpoint("demo", listener_transactions=True),
+        Endpoint("demo", deliver="elsewhere.{channel}"),
+    ],
+    ids=["gone", "sizes", "transactions", "topics"],
+)
+def test_link_does_not_go_on_with_an_endpoint_that_is_another_now(
+    gateway: RelinkGateway, endpoint: Endpoint
+) -> None:
+    peer = gateway.connect()
+    gateway.endpoints = [endpoint]
+    gateway.restart()
+    assert gateway.shared.epoch == peer.epoch
+    assert gateway.shared.link(peer.link) is None
+    assert gateway.bus.notes(b"relink/link/") == {}
+
+
 def test_sequence_numbers_wrap(gateway: RelinkGateway) -> None:
     peer = gateway.connect()
     peer.send(peer.message(7, b"a"))

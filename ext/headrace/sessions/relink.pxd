@@ -144,6 +144,7 @@ cdef class Endpoint:
     cdef Rights rights                  # None: no key
     cdef uint32_t rights_changes
 
+    cdef uint64_t nature(self) except? 0
     cdef bytes topic_of(self, uint64_t channel)
     cdef bint channel_for(self, Bus bus, uint32_t topic, uint64_t* channel) except -1
 

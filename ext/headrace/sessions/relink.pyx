@@ -20,6 +20,7 @@ number and an offset to count from; what the peer tells when it resumes says how
 
 import struct
 from os import urandom
+from zlib import crc32
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -71,6 +72,7 @@ KEPT_KEY = b"relink/kept/"
 EPOCH_KEY = b"relink/epoch"
 
 # Version of the format, flags, generation, floor, first offset of the intent, number of the next kept note, runs, entries.
+# In a checkpoint: the endpoint's nature instead of the offset, and the size of its name instead of the runs.
 cdef object HEAD = struct.Struct("<BBxxIQQQII")
 cdef object RUN = struct.Struct("<QQQ")
 # What it is, flags, count of outcomes, channel, and three numbers.
@@ -212,6 +214,13 @@ cdef class Endpoint:
         free(self.known)
         free(self.channel_of)
 
+    cdef uint64_t nature(self) except? 0:
+        """What must be as it was for a link to go on: sizes, transactions, and what is delivered where."""
+        return (
+            self.connector_size | (self.listener_size << 8) | (self.flags << 16)
+            | (<uint64_t>crc32(self.deliver.encode()) << 32)
+        )
+
     cdef bytes topic_of(self, uint64_t channel):
         if not self.publish_by_channel:
             return self.publish_before
@@ -310,7 +319,6 @@ cdef class Link(Waker):
 
     cdef uint64_t write(self, Run* runs, uint32_t count, int64_t now) except 0:
         """Has the log know where the channels stand, and which messages follow; the lsn behind it."""
-        cdef uint32_t i
         cdef uint64_t lsn
         cdef bytes body
         if len(self.changed) > RECENT:
@@ -320,7 +328,7 @@ cdef class Link(Waker):
         body = HEAD.pack(
             FORMAT, self.peer_shut | (self.shut << 1), self.generation, self.floor, self.shared.bus.log.next_offset,
             self.next_kept, count, len(self.changed))
-        body += b"".join([RUN.pack(runs[i].channel, runs[i].start, runs[i].count) for i in range(count)])
+        body += PyBytes_FromStringAndSize(<const char*>runs, count * sizeof(Run)) if count else b""
         lsn = self.shared.bus.put_note(SINCE_KEY + b"%016x" % self.id, body + self.state(self.changed), now)
         self.unwritten = False
         self.acked = 0
@@ -339,7 +347,8 @@ cdef class Link(Waker):
         for channel, planned in ahead:
             channel.planned = 0
         head = HEAD.pack(
-            FORMAT, self.peer_shut | (self.shut << 1), self.generation + 1, self.floor, 0, self.next_kept, len(name),
+            FORMAT, self.peer_shut | (self.shut << 1), self.generation + 1, self.floor, self.endpoint.nature(),
+            self.next_kept, len(name),
             len(self.ins.items) + len(self.outs.items))
         try:
             lsn = self.shared.bus.put_note(
@@ -551,12 +560,12 @@ cdef class Relink:
         cdef OutChannel outside
         cdef Kept kept
         cdef uint64_t noted, missing, start, size
-        format, flags, generation, floor, first, next_kept, name_size, entries = HEAD.unpack_from(text)
+        format, flags, generation, floor, nature, next_kept, name_size, entries = HEAD.unpack_from(text)
         if format != FORMAT:
             return None
         name = text[HEAD.size:HEAD.size + name_size]
         endpoint = self.endpoints.get(name)
-        if endpoint is None:
+        if endpoint is None or nature != endpoint.nature():
             return None
         link = Link()
         link.id = id
@@ -571,6 +580,7 @@ cdef class Relink:
         link.generation = generation
         states = {}
         runs = []
+        first = self.bus.log.next_offset
         self.read_entries(text, HEAD.size + name_size, entries, states)
         if since:
             _, later_flags, later, later_floor, later_first, later_kept, count, entries = HEAD.unpack_from(since)
@@ -673,7 +683,8 @@ cdef class Relink:
                 states[kind, id] = (mark, a, b, c, words)
 
     cdef int redo(self, Link link, list runs, uint64_t done, int64_t now) except -1:
-        """A commit that was under way: the rest of its messages, which the log still has as uncommitted ones."""
+        """A commit that was under way: the rest of its messages, which the log still has as uncommitted ones. Where it has no
+        room for them, the peer, which was told nothing yet, asks again."""
         cdef InChannel channel
         cdef Message message
         cdef uint64_t seen = 0
@@ -686,7 +697,10 @@ cdef class Relink:
                 if start <= entry[0] < start + count:
                     seen += 1
                     if seen > done and self.publish_kept(link, channel, entry, &message, now) != APPEND_OK:
-                        raise LogError("the log has no room to finish a transaction that was under way")
+                        channel.resolved = entry[0]
+                        channel.outcomes[len(channel.outcomes) - 1] = (entry[0], True)
+                        channel.partial = True
+                        return 0
         return 0
 
     cdef int publish_kept(self, Link link, InChannel channel, tuple entry, Message* message, int64_t now) except -100:
