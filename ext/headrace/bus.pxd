@@ -180,6 +180,7 @@ cdef class Subscription:
     cdef readonly bint durable
     cdef readonly bint queue            # members share it
     cdef readonly bint confirm_all      # every message is to be acknowledged, however it was published
+    cdef readonly bint kept             # whoever takes from it keeps its place and what is in flight
     cdef readonly bint closed
     cdef uint32_t topic                 # exact: its id
     cdef uint32_t slot                  # its place in Topic.subscriptions or Interest.subscriptions

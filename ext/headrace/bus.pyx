@@ -388,7 +388,7 @@ cdef class Subscription:
 
     cdef bint confirms(self, const RecordHeader* record) noexcept nogil:
         """Whether an acknowledgement is expected for a message."""
-        return self.at_least_once and (self.confirm_all or record.flags & FLAG_CONFIRMED)
+        return self.at_least_once and not self.kept and (self.confirm_all or record.flags & FLAG_CONFIRMED)
 
     cdef bint spared(self, const RecordHeader* record) except -1:
         """Whether a message is passed without a word: from before a restart, and acknowledged since, or one that may have
@@ -2158,13 +2158,15 @@ cdef class Bus(Keeper):
     # --- subscribing -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, filter, *, bint exact=False, bint at_least_once=False, bint durable=False, bint queue=False,
-                  bint confirm_all=False, str owner="", uint8_t protocol=0, start=None, now=None, **options):
+                  bint confirm_all=False, bint kept=False, str owner="", uint8_t protocol=0, start=None, now=None,
+                  **options):
         """A new subscription, from the end of the log or from the offset `start`.
 
         `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it and
         what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
-        acknowledged, however it was published. Options: max_inflight, max_deliveries, redelivery_us,
-        max_redelivery_us, max_pending, max_active, deadline_us, keep_finished.
+        acknowledged, however it was published. `kept`: nothing is to be acknowledged; whoever takes from it keeps its
+        place. Options: max_inflight, max_deliveries, redelivery_us, max_redelivery_us, max_pending, max_active,
+        deadline_us, keep_finished.
         """
         cdef bytes text = filter.encode() if isinstance(filter, str) else filter
         cdef int64_t at = hr_now_us() if now is None else now
@@ -2183,6 +2185,7 @@ cdef class Bus(Keeper):
             **self.defaults, **options, "exact": exact, "at_least_once": at_least_once, "durable": durable,
             "queue": queue, "confirm_all": confirm_all, "owner": owner, "protocol": protocol,
         }, True)
+        subscription.kept = kept
         self.next_id += 1
         subscription.alone_since = at
         if start is None:
@@ -2384,7 +2387,7 @@ cdef class Bus(Keeper):
         cdef dict wanted = {}
         if self.hold_for_subscriptions:
             for subscription in self.subscriptions.values():
-                if subscription.durable and subscription.waits_in(segment):
+                if (subscription.durable or subscription.kept) and subscription.waits_in(segment):
                     return 0
         for subscription in self.subscriptions.values():
             if subscription.open_flights:

@@ -85,6 +85,8 @@ class Subscription:
     @property
     def confirm_all(self) -> bool: ...
     @property
+    def kept(self) -> bool: ...
+    @property
     def closed(self) -> bool: ...
     @property
     def inflight(self) -> int:
@@ -242,6 +244,7 @@ class Bus:
         durable: bool = False,
         queue: bool = False,
         confirm_all: bool = False,
+        kept: bool = False,
         owner: str = "",
         protocol: int = 0,
         start: int | None = None,
@@ -259,7 +262,8 @@ class Bus:
 
         `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it
         and what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
-        acknowledged, however it was published. What is left out at the end is as the bus was configured.
+        acknowledged, however it was published. `kept`: nothing is to be acknowledged; whoever takes from it keeps its
+        place. What is left out at the end is as the bus was configured.
         """
 
     def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:

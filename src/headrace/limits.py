@@ -266,6 +266,53 @@ OVERHOP_SUBSCRIPTIONS = 1000
 OVERHOP_PAGE_JOBS = 1000
 # A retry that is this far away is no retry; and a scheduled time beyond the year 9999 cannot be written.
 OVERHOP_RETRY_MS = 10 * 365 * 86_400_000
+RELINK_MESSAGE_BYTES = Limit(
+    16 * MiB,
+    1 * KiB,
+    256 * MiB,
+    "The protocol counts with 64 bits and leaves the limit to us; as large as BlipMQ's.",
+)
+RELINK_PARTS = Limit(
+    65_536, 1, 1 << 20, "Each part costs eight bytes of header before its first byte of payload comes."
+)
+RELINK_TARGETS = Limit(
+    1024, 1, 65_536, "Without ids, eight bytes of header can ask for 2^32 - 1 deliveries of a message."
+)
+RELINK_WINDOW = Limit(
+    1024, 1, 1 << 20, "Messages of a channel that are not consumed yet; a thousand fills any link."
+)
+RELINK_OUTSTANDING = Limit(
+    65_536, 1, 1 << 24, "At 16 bytes each this is 1 MiB for a link whose peer acknowledges nothing."
+)
+RELINK_CHANNELS = Limit(
+    1024, 1, 4096, "In each direction; all channels of a link fit into one note of the smallest log."
+)
+RELINK_LINKS = Limit(
+    10_000, 1, 1_000_000, "As many as connections; each is a subscription and two notes in the log."
+)
+RELINK_UNCOMMITTED_BYTES = Limit(
+    64 * MiB, 1 * KiB, 1 * GiB, "What is uncommitted is in memory; a commit of more than this is refused."
+)
+RELINK_GRACE = Limit(
+    1 * HOUR,
+    0.0,
+    365 * DAY,
+    "A peer that is redeployed comes back to its link; one that is gone is forgotten.",
+)
+RELINK_HANDSHAKE_TIMEOUT = Limit(
+    30.0,
+    0.0,
+    1 * HOUR,
+    "The protocol has none, but a peer that never speaks would hold a connection for nothing.",
+)
+RELINK_PING_INTERVAL = Limit(
+    30.0, 0.0, 1 * HOUR, "Often enough to keep NAT entries alive, and seldom enough to cost nothing."
+)
+RELINK_PING_TIMEOUT = Limit(
+    30.0, 0.1, 1 * HOUR, "Longer than a network hiccup or a garbage collection at the peer."
+)
+RELINK_ENDPOINT_BYTES = 255  # the handshake counts a name's bytes with 8 bits
+RELINK_ID_BYTES = Limit(4, 0, 8, "Ids are integers here; the protocol's own size field has 8 bits.")
 
 # --- keys ---------------------------------------------------------------------------------------------------
 

@@ -159,3 +159,15 @@ def test_bus_that_is_opened_again_has_the_same_topics_and_messages(place: Place)
     everything = bus.subscribe("t.#", start=0).join(None, -1, 1)
     assert [one.offset for one in take_all(member)] == offsets[3::7]
     assert [one.offset for one in take_all(everything)] == offsets
+
+
+def test_kept_subscription_follows_the_safe_end_and_has_nothing_in_flight(place: Place) -> None:
+    subscription = place.bus.subscribe("t.#", at_least_once=True, kept=True)
+    member = subscription.join(None, -1, 1)
+    for i in range(3):
+        place.publish("t.1", b"%d" % i, confirmed=True)
+    place.log.sync_now()
+    received = take_all(member)
+    assert payloads(received) == [b"0", b"1", b"2"]
+    assert not any(one.confirm for one in received)
+    assert subscription.inflight == 0

@@ -203,3 +203,25 @@ def test_columns_that_name_a_row_cannot_be_left_out() -> None:
     assert '"offset" cannot be left out: node, log, offset, ts name a row' in wrong
     (wrong,) = problems('drop.leave_out=["no\\nsuch"]')
     assert '"no\\nsuch" is not one of the columns node, log, offset,' in wrong
+
+
+def test_endpoints_have_names_of_their_own_topics_and_a_key_that_exists() -> None:
+    endpoints = (
+        'endpoints=[{name="a"}, {name="a"}, {name=""}, {name="", publish="x.{channel}", deliver="y.#"},'
+        ' {name="b", key="nobody"}]'
+    )
+    assert [text.partition("endpoints[")[2] for text in problems(endpoints)] == [
+        '1].name: "a" is the name of endpoints[0], too',
+        '2].publish: "" is not made of words of a topic, so the rule has to be given',
+        '2].deliver: "" is not made of words of a topic, so the rule has to be given',
+        '3].name: "" is the name of endpoints[2], too',
+        '4].key: there is no key with the name "nobody"',
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ['publish="a.{channel}.{channel}"', 'publish="a.x{channel}"', 'publish="a.#"', 'deliver="*.{channel}"'],
+)
+def test_rule_of_an_endpoint_has_its_channel_as_one_word(rule: str) -> None:
+    assert len(problems('endpoints=[{name="a", ' + rule + "}]")) == 1

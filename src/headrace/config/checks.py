@@ -32,6 +32,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _felix(config)
     yield from _drops(config)
     yield from _queues(config)
+    yield from _endpoints(config)
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -217,3 +218,23 @@ def _queues(config: Config) -> Iterator[Conflict]:
     name = config.listen.overhop.key
     if name and name not in [key.name for key in config.keys]:
         yield Conflict(("listen.overhop.key", "keys"), f'there is no key "{name}"')
+
+
+def _endpoints(config: Config) -> Iterator[Conflict]:
+    """Every endpoint has its own name, topics that exist, and a key that does."""
+    names: dict[str, int] = {}
+    keys = {key.name for key in config.keys}
+    for index, endpoint in enumerate(config.endpoints):
+        key = f"endpoints[{index}]"
+        first = names.setdefault(endpoint.name, index)
+        if first != index:
+            yield Conflict((f"{key}.name",), f'"{endpoint.name}" is the name of endpoints[{first}], too')
+        for rule, given in (("publish", endpoint.publish), ("deliver", endpoint.deliver)):
+            words = endpoint.name.split(".")
+            if not given and any(word in ("", "*", "#") or "{channel}" in word for word in words):
+                yield Conflict(
+                    (f"{key}.{rule}", f"{key}.name"),
+                    f"{toml_string(endpoint.name)} is not made of words of a topic, so the rule has to be given",
+                )
+        if endpoint.key and endpoint.key not in keys:
+            yield Conflict((f"{key}.key",), f'there is no key with the name "{endpoint.key}"')

@@ -516,6 +516,46 @@ class QueueFilter(Kind):
 
 
 @dataclass(frozen=True)
+class EndpointName(Kind):
+    """What a Relink connector asks for: any text, also none."""
+
+    @property
+    def expected(self) -> str:
+        return f"a text of at most {limits.RELINK_ENDPOINT_BYTES} bytes"
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and len(raw.encode()) > limits.RELINK_ENDPOINT_BYTES:
+            raise ValueError("it is too long")
+        return raw
+
+
+@dataclass(frozen=True)
+class TopicRule(Kind):
+    """A topic in which "{channel}" may be a word."""
+
+    filter: bool = False  # "*" and "#" may be words, too
+
+    @property
+    def expected(self) -> str:
+        what = "a topic filter" if self.filter else "a topic"
+        return f'{what} in which "{{channel}}" may stand as a word, like "orders.{{channel}}"'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and raw:
+            words = raw.split(".")
+            if words.count("{channel}") > 1 or any(
+                "{channel}" in word and word != "{channel}" for word in words
+            ):
+                raise ValueError('"{channel}" stands alone between dots, and once')
+            if "{channel}" in words and any(word in ("*", "#") for word in words):
+                raise ValueError('with "{channel}" in it there is no "*" and no "#"')
+            if not self.filter and any(word in ("*", "#") for word in words):
+                raise ValueError('"*" and "#" are no words of a topic')
+            check_filter(raw.replace("{channel}", "0"))
+        return raw
+
+
+@dataclass(frozen=True)
 class Secret(Kind):
     @property
     def expected(self) -> str:

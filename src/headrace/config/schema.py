@@ -16,6 +16,7 @@ from headrace.config.kinds import (
     Count,
     DropLocation,
     Duration,
+    EndpointName,
     FelixNames,
     FilePath,
     Filters,
@@ -30,6 +31,7 @@ from headrace.config.kinds import (
     SyncPolicy,
     Texts,
     TopicPrefix,
+    TopicRule,
 )
 from headrace.config.settings import Section, Setting, TableArray, describe, leaves, setting, tables, value_at
 
@@ -359,6 +361,85 @@ class RelinkListener(ListenerConfig, frozen=True):
     bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:5600"]
     )
+    max_message_bytes: Annotated[
+        int,
+        setting(
+            "Largest message, all parts together; a larger one closes the connection. So does one that is larger"
+            " than a segment of the log can take.",
+            Size(limits.RELINK_MESSAGE_BYTES),
+        ),
+    ] = limits.RELINK_MESSAGE_BYTES.default
+    max_parts: Annotated[int, setting("Parts of a message.", Count(limits.RELINK_PARTS))] = (
+        limits.RELINK_PARTS.default
+    )
+    max_targets: Annotated[
+        int, setting("Channels that a multicast packet may name.", Count(limits.RELINK_TARGETS))
+    ] = limits.RELINK_TARGETS.default
+    window: Annotated[
+        int,
+        setting(
+            "Messages that a channel may have been sent and not yet consumed.",
+            Count(limits.RELINK_WINDOW),
+            reload=True,
+        ),
+    ] = limits.RELINK_WINDOW.default
+    max_outstanding: Annotated[
+        int,
+        setting(
+            "The same for all channels of a link together, those that wait for their window included; beyond it"
+            " the link waits.",
+            Count(limits.RELINK_OUTSTANDING),
+            reload=True,
+        ),
+    ] = limits.RELINK_OUTSTANDING.default
+    max_channels: Annotated[
+        int,
+        setting(
+            "Channels of a link that are open at once, in each direction.", Count(limits.RELINK_CHANNELS)
+        ),
+    ] = limits.RELINK_CHANNELS.default
+    max_links: Annotated[
+        int,
+        setting(
+            "Links at once, those without a connection included.", Count(limits.RELINK_LINKS), reload=True
+        ),
+    ] = limits.RELINK_LINKS.default
+    max_uncommitted_bytes: Annotated[
+        int,
+        setting(
+            "Uncommitted messages of a link; a commit of more is refused.",
+            Size(limits.RELINK_UNCOMMITTED_BYTES),
+            reload=True,
+        ),
+    ] = limits.RELINK_UNCOMMITTED_BYTES.default
+    grace: Annotated[
+        float,
+        setting("How long a link is kept without a connection.", Duration(limits.RELINK_GRACE), reload=True),
+    ] = limits.RELINK_GRACE.default
+    handshake_timeout: Annotated[
+        float,
+        setting(
+            "How long the handshake may take.",
+            Duration(limits.RELINK_HANDSHAKE_TIMEOUT, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.RELINK_HANDSHAKE_TIMEOUT.default
+    ping_interval: Annotated[
+        float,
+        setting(
+            "How long a peer may be silent before it is sent a ping.",
+            Duration(limits.RELINK_PING_INTERVAL, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.RELINK_PING_INTERVAL.default
+    ping_timeout: Annotated[
+        float,
+        setting(
+            "How long it may then stay silent before the connection is closed.",
+            Duration(limits.RELINK_PING_TIMEOUT),
+            reload=True,
+        ),
+    ] = limits.RELINK_PING_TIMEOUT.default
 
 
 class ZeroctlListener(ListenerConfig, frozen=True):
@@ -597,6 +678,55 @@ class QueueConfig(Section, frozen=True):
     ] = True
 
 
+class EndpointConfig(Section, frozen=True):
+    """A service that Relink connectors ask for by name. Relink has no keys on the wire: what an endpoint may do are
+    its two rules, or, if it names a key, what that key may do of it."""
+
+    name: Annotated[str, setting("What connectors ask for.", EndpointName())]
+    connector_id_bytes: Annotated[
+        int,
+        setting("Size of the ids of the channels on which connectors send.", Count(limits.RELINK_ID_BYTES)),
+    ] = limits.RELINK_ID_BYTES.default
+    listener_id_bytes: Annotated[
+        int,
+        setting("Size of the ids of the channels on which the gateway sends.", Count(limits.RELINK_ID_BYTES)),
+    ] = limits.RELINK_ID_BYTES.default
+    connector_transactions: Annotated[bool, setting("Whether connectors commit what they send.", Flag())] = (
+        False
+    )
+    listener_transactions: Annotated[bool, setting("Whether the gateway commits what it sends.", Flag())] = (
+        False
+    )
+    publish: Annotated[
+        str,
+        setting(
+            "The topic that a channel's messages go to; empty: `NAME.in.{channel}`. Without `{channel}` all channels"
+            " share it.",
+            TopicRule(),
+        ),
+    ] = ""
+    deliver: Annotated[
+        str,
+        setting(
+            "The topics that are delivered on a channel; empty: `NAME.out.{channel}`. Without `{channel}` it is a"
+            " filter, and all of it goes to channel 0.",
+            TopicRule(filter=True),
+        ),
+    ] = ""
+    key: Annotated[
+        str,
+        setting("The name of the key whose rights limit the rules; empty: none does.", KeyName()),
+    ] = ""
+
+
+def demo_endpoints() -> list[EndpointConfig]:
+    """The embedded endpoints, to try the protocol with."""
+    return [
+        EndpointConfig(name="demo"),
+        EndpointConfig(name="demo-tx", connector_transactions=True, listener_transactions=True),
+    ]
+
+
 class Admin(Section, frozen=True):
     """The web side: metrics, health and status over HTTP."""
 
@@ -723,6 +853,10 @@ class Config(Section, frozen=True):
         list[QueueConfig],
         tables("There may be any number, beside those that workers add."),
     ] = msgspec.field(default_factory=list)
+    endpoints: Annotated[
+        list[EndpointConfig],
+        tables("There may be any number; setting one replaces the embedded ones."),
+    ] = msgspec.field(default_factory=demo_endpoints)
     admin: Admin = msgspec.field(default_factory=Admin)
     drop: Drop = msgspec.field(default_factory=Drop)
     drops: Annotated[

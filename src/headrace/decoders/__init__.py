@@ -7,10 +7,12 @@ from headrace.decoders.blipmq import read_blipmq
 from headrace.decoders.felix import read_felix
 from headrace.decoders.lines import Line, Role
 from headrace.decoders.overhop import read_overhop
+from headrace.decoders.relink import read_relink
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
     "felix": read_felix,
     "overhop": read_overhop,
+    "relink": read_relink,
 }

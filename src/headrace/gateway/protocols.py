@@ -13,6 +13,7 @@ from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.felix import Felix
 from headrace.sessions.overhop import Overhop
 from headrace.sessions.queues import Queues
+from headrace.sessions.relink import Endpoint, Relink
 from headrace.sessions.rights import Keyring
 from headrace.wire.felix import HEADER_BYTES, split_address
 
@@ -113,9 +114,58 @@ class OverhopSpeaker:
         self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
 
 
+class RelinkSpeaker:
+    # What peers send is answered at once, or as soon as it is safe: the answer carries the acknowledgement.
+    quickack = False
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.relink
+        endpoints = [
+            Endpoint(
+                one.name,
+                connector_size=one.connector_id_bytes,
+                listener_size=one.listener_id_bytes,
+                connector_transactions=one.connector_transactions,
+                listener_transactions=one.listener_transactions,
+                publish=one.publish,
+                deliver=one.deliver,
+                key=one.key,
+            )
+            for one in config.endpoints
+        ]
+        self._shared = Relink(
+            bus,
+            keys,
+            endpoints,
+            max_targets=listen.max_targets,
+            max_parts=listen.max_parts,
+            max_message=min(listen.max_message_bytes, config.log.segment_bytes),
+            max_channels=listen.max_channels,
+        )
+        self.max_frame = self._shared.max_packet
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        listen = config.listen.relink
+        shared = self._shared
+        shared.handshake_timeout_us = round(listen.handshake_timeout * 1e6)
+        shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+        shared.ping_interval_us = round(listen.ping_interval * 1e6)
+        shared.ping_timeout_us = round(listen.ping_timeout * 1e6)
+        shared.grace_us = round(listen.grace * 1e6)
+        shared.window = listen.window
+        shared.max_outstanding = listen.max_outstanding
+        shared.max_links = listen.max_links
+        shared.max_uncommitted = listen.max_uncommitted_bytes
+        shared.renew_keys()
+
+
 SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
     "blipmq": BlipmqSpeaker,
     "overhop": OverhopSpeaker,
+    "relink": RelinkSpeaker,
 }
 # Those that QUIC carries.
 QUIC_SPEAKERS: dict[ProtocolName, Callable[[Bus, Config], FelixSpeaker]] = {"felix": FelixSpeaker}
