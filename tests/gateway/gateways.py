@@ -27,6 +27,7 @@ SMALL = (
     "listen.blipmq.max_frame_bytes=64KiB",
     "listen.blipmq.bind=127.0.0.1:0",
     "listen.relink.bind=",
+    "listen.felix.bind=127.0.0.1:0",
     "admin.bind=127.0.0.1:0",
 )
 

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from headrace.decoders.blipmq import read_blipmq
+from headrace.decoders.felix import read_felix
 from headrace.decoders.lines import Line, Role
 from headrace.decoders.relink import read_relink
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
+    "felix": read_felix,
     "relink": read_relink,
 }
