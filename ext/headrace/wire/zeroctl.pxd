@@ -286,6 +286,8 @@ cdef inline int parse_reject(const uint8_t* payload, uint32_t size, uint32_t* bi
 
 # Whether this is a routing key: 1 to 255 printable ASCII characters, no word of which is `*` or `#`.
 cdef bint key_valid(const uint8_t* key, Py_ssize_t n) noexcept nogil
+cdef bint printable(const uint8_t* p, Py_ssize_t n) noexcept nogil
+cdef bint uuid_valid(const uint8_t* p, Py_ssize_t n) noexcept nogil
 # Judges a header in one pass: 0, or why it is none. `lenient`: node-name, node-uuid, ts and sha256 may be missing.
 cdef int check_header(const uint8_t* header, Py_ssize_t n, bint lenient, RawHeader* out) noexcept nogil
 # Writes a header that check_header() liked with `_passed-` before each key that begins with `_transport-` or
@@ -296,6 +298,10 @@ cdef Py_ssize_t unescape_header(const uint8_t* header, Py_ssize_t n, uint8_t* ou
 cdef bint may_be_escaped(const uint8_t* header, Py_ssize_t n) noexcept nogil
 # Whether a well-formed header holds a condition.
 cdef bint condition_holds(const RawCondition* condition, const uint8_t* header, Py_ssize_t n) noexcept nogil
+
+
+# What is wrong, as a sentence for people.
+cdef str fault(int bad)
 
 
 # --- writing ------------------------------------------------------------------------------------------------

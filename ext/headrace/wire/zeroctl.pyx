@@ -104,6 +104,10 @@ cdef dict FAULTS = {
 }
 
 
+cdef str fault(int bad):
+    return FAULTS[bad][1]
+
+
 class FrameError(ValueError):
     """The byte stream cannot be read on: a length or a type that the framing does not have.
 
@@ -457,7 +461,7 @@ cdef bint text_begins(View text, View wanted, bint whole) noexcept nogil:
 
 # --- keys and headers ---------------------------------------------------------------------------------------
 
-cdef inline bint printable(const uint8_t* p, Py_ssize_t n) noexcept nogil:
+cdef bint printable(const uint8_t* p, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
         if p[i] < 0x20 or p[i] > 0x7E:
