@@ -75,7 +75,7 @@ def test_a_protocol_that_is_not_spoken_yet_is_told_once_and_not_opened(tmp_path:
     with GatewayProcess(tmp_path, "listen.overhop.bind=") as gateway:
         assert sorted(gateway.places) == ["admin", "blipmq"]
         told = [event["protocol"] for event in gateway.named("protocol.unavailable")]
-        assert told == ["relink", "zeroctl", "felix"]
+        assert told == ["relink", "felix"]
 
 
 def test_it_runs_without_the_web_side_and_without_listeners(tmp_path: Path) -> None:
@@ -525,6 +525,7 @@ RELOADED = {
     "listen.blipmq.high_water": "32KiB",
     "listen.blipmq.stall_timeout": "6s",
     "listen.blipmq.handshake_timeout": "8s",
+    "zeroctl.heartbeat_interval": "11s",
     "logging.level": "warning",
     "gateway.drain_timeout": "4s",
 }
@@ -571,6 +572,8 @@ def test_every_setting_that_may_change_while_running_does(
             assert service.stall_timeout == 6
             shared = gateway._speakers["blipmq"]._shared  # type: ignore[attr-defined]
             assert shared.handshake_timeout_us == 8_000_000
+            assert gateway._node is not None
+            assert gateway._node.heartbeat(0.0)["ttl"] == 33
             assert shared.block_timeout_us == 7_000_000
             assert shared.keys.lookup(b"other-key").name == "other"
             assert shared.keys.lookup(b"dev-key") is None

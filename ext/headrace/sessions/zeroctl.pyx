@@ -488,6 +488,7 @@ cdef class ZeroctlSession(Session):
             return self.refuse(frame.id, 400, "a durable binding needs a name")
         if not self.rights.may_follow(filter):
             return self.refuse(frame.id, 403, self.forbidden("bind", filter))
+        self.bus.flush(now)             # a heartbeat right before counts; and what was published is before the binding
         if (
             wish.flags & BIND_QUEUE and offers_service(wish.filter.data, wish.filter.size)
             and self.shared.registry is not None and not (self.uuid and self.shared.registry.knows(self.uuid))
@@ -517,7 +518,6 @@ cdef class ZeroctlSession(Session):
                 owner += f":{sha256(binding.conditions).hexdigest()[:32]}"
             identity = (owner, filter)
             subscription = self.shared.group(identity)
-        self.bus.flush(now)             # what this connection published before is before the binding's beginning
         if subscription is None:
             try:
                 subscription = self.bus.subscribe(

@@ -68,6 +68,9 @@ class Statistics(Protocol):
     def segments(self) -> list[Mapping[str, Any]]:
         """The log's segments, oldest first."""
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """zeroctl's nodes that were heard, by name."""
+
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it should."""
 

@@ -29,6 +29,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _addresses(config)
     yield from _keys(config)
     yield from _drops(config)
+    yield from _zeroctl(config)
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -41,6 +42,15 @@ def cautions(config: Config) -> Iterator[str]:
     ]
     if public and any(key.key == dev_key().key for key in config.keys):
         yield f"listen.blipmq is open to other machines ({public[0]}) with the embedded key; set your keys"
+    zeroctl = config.listen.zeroctl
+    # A header may grow by the escaping of its reserved keys, at most by 8 bytes for each 12.
+    largest = zeroctl.max_header_bytes * 5 // 3 + zeroctl.max_body_bytes
+    least = limits.LOG_MESSAGES_PER_SEGMENT * (largest + limits.LOG_RECORD_OVERHEAD)
+    if zeroctl.bind and config.log.segment_bytes < least:
+        yield (
+            f"log.segment_bytes is too little for listen.zeroctl.max_body_bytes: with less than {format_size(least)}"
+            " the largest messages are refused"
+        )
     for index, key in enumerate(config.keys):
         for text in (*key.publish, *key.subscribe):
             if any(word not in ("*", "#") and ("*" in word or "#" in word) for word in text.split(".")):
@@ -155,3 +165,25 @@ def _drops(config: Config) -> Iterator[Conflict]:
             yield Conflict((f"{key}.uri",), f"{drop.uri} is where {first} writes, too")
         if not drop.topics:
             yield Conflict((f"{key}.topics",), 'nothing would go there: give it filters, like ["#"]')
+
+
+def _zeroctl(config: Config) -> Iterator[Conflict]:
+    """What zeroctl's services, carriers and anonymous peers refer to."""
+    anonymous = config.listen.zeroctl.anonymous
+    if anonymous and anonymous not in {key.name for key in config.keys}:
+        yield Conflict(("listen.zeroctl.anonymous", "keys"), f'there is no key with the name "{anonymous}"')
+    named = {
+        "services": [service.name for service in config.services],
+        "carriers": [carrier.name for carrier in config.carriers],
+    }
+    for table, names in named.items():
+        for index, name in enumerate(names):
+            first = names.index(name)
+            if first != index:
+                yield Conflict((f"{table}[{index}].name",), f'"{name}" is the name of {table}[{first}], too')
+    for index, carrier in enumerate(config.carriers):
+        if not carrier.take and not carrier.give:
+            yield Conflict(
+                (f"carriers[{index}]",),
+                f'"{carrier.name}" carries nothing: give it filters to take, to give, or both, like ["event.#"]',
+            )

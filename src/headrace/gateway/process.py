@@ -27,9 +27,10 @@ from headrace.connection import Service, Switchboard
 from headrace.errors import HeadraceError, LogError
 from headrace.gateway.drops import Drops
 from headrace.gateway.listeners import ConnectionEvents, Listener, Tls, open_sockets
-from headrace.gateway.protocols import SPEAKERS, Speaker
+from headrace.gateway.protocols import SPEAKERS, Speaker, ZeroctlSpeaker
 from headrace.gateway.systemd import Notifier, PassedSockets
 from headrace.log import Log
+from headrace.nodes.gateway_node import GatewayNode
 from headrace.sessions.rights import Keyring
 from headrace.sink.errors import SinkLocked
 from headrace.sink.plan import plans
@@ -40,6 +41,8 @@ READ_BYTES: Final = 256 * 1024
 TICK_SECONDS: Final = 0.25
 # How often retention by age is looked after, and a log that became full is noticed.
 LOG_TICK_SECONDS: Final = 1.0
+# How often the heartbeat and the nodes that were not heard any more are looked after.
+NODE_TICK_SECONDS: Final = 1.0
 SUPPRESSED_SECONDS: Final = 60.0
 # After a failed sync nothing that waits for one can leave any more; what else is on its way gets this long.
 FAILED_DRAIN_SECONDS: Final = 1.0
@@ -164,6 +167,7 @@ class Gateway:
         self._log: Log | None = None
         self._bus: Bus | None = None
         self._drops: Drops | None = None
+        self._node: GatewayNode | None = None
         self._keys = Keyring()
         self._full: str | None = None  # what was last said of it
         self._ready = False
@@ -227,9 +231,12 @@ class Gateway:
         self._repeat("log", LOG_TICK_SECONDS, self._look_after_log)
         self._tick_bus()
 
+        self._node = GatewayNode(bus, config, self._loop.call_soon)
         self._keys.replace(config.keys)
         for name, listener in self._listeners.items():
             speaker = SPEAKERS[name](bus, self._keys, config)
+            if isinstance(speaker, ZeroctlSpeaker):
+                speaker.attach(self._node, config)
             listen = config.listen.of(name)
             service = Service(
                 name,
@@ -244,6 +251,7 @@ class Gateway:
             self._speakers[name] = speaker
             self._services[name] = service
             await listener.start(_answering(self._board, service), listen.backlog)
+        self._repeat("node", NODE_TICK_SECONDS, self._node.tick)
 
     def _open_bus(self) -> Bus:
         """Opens the log and the bus on it. Runs in a thread of its own, before anybody else knows of
@@ -386,6 +394,8 @@ class Gateway:
         self._keys.replace(config.keys)
         self._bus.log.set_retention(config.log.retention_bytes, config.log.retention_seconds)
         self._bus.configure(**_bus_options(config))
+        if self._node is not None:
+            self._node.configure(config)
         for name, listener in self._listeners.items():
             listen = config.listen.of(name)
             service = self._services[name]
@@ -422,6 +432,8 @@ class Gateway:
         self._notifier.stopping("draining")
         for listener in self._listeners.values():
             listener.close()
+        if self._node is not None:
+            self._node.stop()
         await self._drain()
         if self._drops is not None:
             await self._drops.stop(max(SINK_SECONDS, self.config.gateway.drain_timeout))
@@ -493,6 +505,9 @@ class Gateway:
 
     def segments(self) -> list[Mapping[str, Any]]:
         return [one._asdict() for one in self._log.segments()] if self._log is not None else []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._node.shown() if self._node is not None else []
 
     def _listener_figures(self, name: ProtocolName) -> ListenerFigures:
         service = self._services[name]
