@@ -226,21 +226,24 @@ async def serving(client: ZeroctlClient, filter: str, **how: Any) -> AsyncIterat
 
 def test_request_is_accepted_under_a_unique_name_and_finished(gateway: GatewayProcess) -> None:
     async def main() -> None:
-        async with client_of(gateway) as client, client_of(gateway, node="provider") as provider:
-            async with serving(provider, "service.echo.#") as served:
-                task = await client.request("service.echo.dc1", b"x", {"correlation-id": "c-1"})
-                answer = await task.finished()
-                assert answer.body == b"x"
-                assert answer.headers["correlation-id"] == "c-1"
-                assert task.id == served[0]
-                assert task.id.startswith("test_node.")
-                other = await client.request("service.echo.dc1", b"y", on_finish=False)
-                assert other.id != task.id
-                with pytest.raises(zeroctl.RequestRefused, match="no such thing"):
-                    await client.request("service.echo.dc1", b"bad")
-                failing = await client.request("service.echo.dc1", b"fail")
-                with pytest.raises(zeroctl.RequestRefused, match="broke"):
-                    await failing.finished()
+        async with (
+            client_of(gateway) as client,
+            client_of(gateway, node="provider") as provider,
+            serving(provider, "service.echo.#") as served,
+        ):
+            task = await client.request("service.echo.dc1", b"x", {"correlation-id": "c-1"})
+            answer = await task.finished()
+            assert answer.body == b"x"
+            assert answer.headers["correlation-id"] == "c-1"
+            assert task.id == served[0]
+            assert task.id.startswith("test_node.")
+            other = await client.request("service.echo.dc1", b"y", on_finish=False)
+            assert other.id != task.id
+            with pytest.raises(zeroctl.RequestRefused, match="no such thing"):
+                await client.request("service.echo.dc1", b"bad")
+            failing = await client.request("service.echo.dc1", b"fail")
+            with pytest.raises(zeroctl.RequestRefused, match="broke"):
+                await failing.finished()
 
     run("uvloop", main)
 
@@ -263,12 +266,15 @@ def test_competing_providers_share_the_requests(gateway: GatewayProcess) -> None
 
 def test_provider_that_cannot_tell_says_so(gateway: GatewayProcess) -> None:
     async def main() -> None:
-        async with client_of(gateway) as client, client_of(gateway, node="p3") as provider:
-            async with serving(provider, "service.quiet", will_finish=False):
-                task = await client.request("service.quiet", b"x")
-                assert not task.will_finish
-                with pytest.raises(zeroctl.RequestRefused, match="does not tell"):
-                    await task.finished()
+        async with (
+            client_of(gateway) as client,
+            client_of(gateway, node="p3") as provider,
+            serving(provider, "service.quiet", will_finish=False),
+        ):
+            task = await client.request("service.quiet", b"x")
+            assert not task.will_finish
+            with pytest.raises(zeroctl.RequestRefused, match="does not tell"):
+                await task.finished()
 
     run("uvloop", main)
 

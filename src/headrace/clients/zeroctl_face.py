@@ -11,12 +11,17 @@ from headrace.clients.zeroctl import ZeroctlClient
 from headrace.wire import zeroctl
 
 
+def node_for_commands() -> str:
+    """What a command calls itself as a node."""
+    return f"{socket.gethostname()[:200]}-headrace-cli"
+
+
 def client_of(server: Server) -> ZeroctlClient:
-    """A node for one command; its name says whose."""
+    """A node for one command."""
     return ZeroctlClient(
         server.at,
         key=server.key,
-        node=f"{socket.gethostname()[:200]}-headrace-cli",
+        node=node_for_commands(),
         tls=server.tls,
         timeout=server.timeout,
     )

@@ -5,8 +5,10 @@ from typing import Final
 
 from headrace.decoders.blipmq import read_blipmq
 from headrace.decoders.lines import Line, Role
+from headrace.decoders.zeroctl import read_zeroctl
 
 # A protocol joins with one entry.
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
+    "zeroctl": read_zeroctl,
 }
