@@ -5,9 +5,12 @@ from pathlib import Path
 
 from headrace.admin import names
 from headrace.bus import Bus
+from headrace.carriers.carrier import Carrier
+from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.rights import Keyring
+from headrace.sessions.zeroctl import Zeroctl
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -18,7 +21,8 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert re.fullmatch(r"headrace_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.help.endswith(".")
-        assert set(metric.labels) <= {"protocol", "event", "version", "node", "log", "loop", "drop", "reason"}
+        known = {"protocol", "event", "version", "node", "log", "loop", "drop", "reason", "carrier"}
+        assert set(metric.labels) <= known
 
 
 def test_the_manual_lists_every_metric_with_its_meaning() -> None:
@@ -36,3 +40,16 @@ def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
         bus.close()
     rows = re.findall(r"^\| blipmq \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == counted
+
+
+def test_the_manual_lists_every_event_of_zeroctl_and_of_carriers(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=256 * 1024, pool_segments=1) as log:
+        bus = Bus(log)
+        counted = list(Zeroctl(bus, Keyring(), node_name="n", node_uuid="u").counters())
+        config = CarrierConfig(name="c", url="mqtt://x", take=["#"])
+        carried = list(Carrier(config, bus, "n", "u").counts)
+        bus.close()
+    manual = MANUAL.read_text()
+    for title, expected in (("zeroctl", counted), ("carriers", carried)):
+        rows = re.findall(rf"^\| {title} \| (.*?) \|", manual, re.MULTILINE)
+        assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == expected

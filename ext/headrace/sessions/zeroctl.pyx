@@ -11,7 +11,6 @@ handled again when the digest is there, so that order is kept.
 """
 
 import hashlib
-import json
 from collections import deque
 
 from cpython.buffer cimport PyBUF_READ
@@ -36,8 +35,8 @@ from headrace.wire.zeroctl cimport (
     write_confirm, write_delivery_start, write_ping, write_refuse,
 )
 
-from headrace.bus import PROTOCOL_NAMES
 from headrace.errors import BusError, LogError
+from headrace.nodes.headers import foreign_header
 from headrace.wire.zeroctl import encode_welcome
 
 cdef object sha256 = hashlib.sha256
@@ -114,34 +113,15 @@ cdef class Zeroctl:
         return subscription
 
     cdef bytes foreign_header(self, Delivery* delivery):
-        """The header of a message that another protocol sent, or that lost its own on the way to a dead-letter topic: what
-        the record has beside the payload, with the required keys as the gateway's own."""
+        """The header of a message that another protocol sent; the last ones are remembered for the next binding."""
         cdef uint64_t offset = delivery.tag - 1
         cdef bytes header = self.foreign_headers.get(offset)
         if header is not None:
             return header
-        fields = {}
-        if delivery.view.headers_len:
-            try:
-                found = json.loads(delivery.view.headers[:delivery.view.headers_len])
-            except (ValueError, RecursionError):
-                found = None
-            if isinstance(found, dict):
-                fields = {
-                    key: value for key, value in found.items()
-                    if 1 <= len(key) <= 250 and printable_only(key.encode('utf-8', 'replace')) and not key.startswith("_transport-")
-                }
-        if delivery.view.record.protocol != ZEROCTL or "node-uuid" not in fields or "node-name" not in fields:
-            fields["node-name"] = self.node_name
-            fields["node-uuid"] = self.node_uuid
-            fields["ts"] = round(delivery.view.record.time / 1e6, 6)
-            fields["sha256"] = sha256(
-                PyMemoryView_FromMemory(<char*>delivery.view.payload, delivery.view.payload_len, PyBUF_READ)).hexdigest()
-            for path in ("on-start", "on-finish"):
-                if path in fields and not (isinstance(fields[path], str) and is_key(fields[path])):
-                    del fields[path]
-        fields["_transport-protocol"] = PROTOCOL_NAMES[delivery.view.record.protocol] or "headrace"
-        header = json.dumps(fields, separators=(",", ":")).encode()
+        header = foreign_header(
+            self.node_name, self.node_uuid, delivery.view.headers[:delivery.view.headers_len],
+            PyMemoryView_FromMemory(<char*>delivery.view.payload, delivery.view.payload_len, PyBUF_READ),
+            delivery.view.record.protocol, delivery.view.record.time)
         if len(self.foreign_headers) >= FOREIGN_HEADERS:
             self.foreign_headers.clear()
         self.foreign_headers[offset] = header
@@ -150,11 +130,6 @@ cdef class Zeroctl:
 
 cdef bint printable_only(bytes text) except -1:
     return printable(<const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
-
-
-cdef bint is_key(str text) except -1:
-    cdef bytes raw = text.encode("utf-8", "replace")
-    return key_valid(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
 
 
 cdef class Binding(Waker):

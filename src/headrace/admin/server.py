@@ -81,7 +81,12 @@ class AdminServer:
         return _json({**self._known(), "segments": self._statistics.segments()})
 
     async def _nodes(self, request: web.Request) -> web.Response:
-        return _json({"nodes": self._statistics.nodes()})
+        return _json(
+            {
+                "nodes": self._statistics.nodes(),
+                "carriers": [asdict(one) for one in self._statistics.carriers()],
+            }
+        )
 
     def _known(self) -> dict[str, Any]:
         reasons = self._statistics.not_ready()

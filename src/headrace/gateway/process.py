@@ -17,8 +17,9 @@ import msgspec
 
 from headrace import __version__, events
 from headrace.admin.server import AdminServer
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures
+from headrace.admin.statistics import CarrierFigures, Figures, ListenerFigures, LogFigures
 from headrace.bus import Bus
+from headrace.carriers.carrier import CarrierError, Carriers
 from headrace.config import PROTOCOLS, Config, Loaded, reloadable
 from headrace.config import Protocol as ProtocolName
 from headrace.config.checks import conflicts
@@ -168,6 +169,7 @@ class Gateway:
         self._bus: Bus | None = None
         self._drops: Drops | None = None
         self._node: GatewayNode | None = None
+        self._carriers: Carriers | None = None
         self._keys = Keyring()
         self._full: str | None = None  # what was last said of it
         self._ready = False
@@ -251,6 +253,11 @@ class Gateway:
             self._speakers[name] = speaker
             self._services[name] = service
             await listener.start(_answering(self._board, service), listen.backlog)
+        try:
+            self._carriers = Carriers(config.carriers, bus, self._node.name, self._node.uuid)
+        except CarrierError as error:
+            raise StartError(str(error)) from error
+        self._carriers.start()
         self._repeat("node", NODE_TICK_SECONDS, self._node.tick)
 
     def _open_bus(self) -> Bus:
@@ -311,6 +318,8 @@ class Gateway:
         if happened & Happened.SAFE:
             self._bus.on_safe()
             self._board.safe_moved()
+            if self._carriers is not None:
+                self._carriers.on_safe()
         if happened & Happened.SPACE:
             self._board.space_made()
         if happened & Happened.FAILED:
@@ -432,6 +441,8 @@ class Gateway:
         self._notifier.stopping("draining")
         for listener in self._listeners.values():
             listener.close()
+        if self._carriers is not None:
+            await self._carriers.stop()
         if self._node is not None:
             self._node.stop()
         await self._drain()
@@ -508,6 +519,12 @@ class Gateway:
 
     def nodes(self) -> list[dict[str, Any]]:
         return self._node.shown() if self._node is not None else []
+
+    def carriers(self) -> list[CarrierFigures]:
+        return [
+            CarrierFigures(one.config.name, one.kind, one.connected, dict(one.counts))
+            for one in self._carriers or ()
+        ]
 
     def _listener_figures(self, name: ProtocolName) -> ListenerFigures:
         service = self._services[name]

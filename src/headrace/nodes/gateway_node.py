@@ -10,12 +10,12 @@ from headrace import __version__, events
 from headrace.bus import Bus
 from headrace.config import Config
 from headrace.errors import BusError, LogError
+from headrace.nodes.durable import ZEROCTL
 from headrace.nodes.headers import encode_header, required, word
 from headrace.nodes.registry import Registry
 from headrace.nodes.services import Services
 
 UUID_NOTE: Final = b"zeroctl/node-uuid"
-ZEROCTL: Final = 4  # RecordHeader.protocol
 
 log = events.get("zeroctl")
 

@@ -10,6 +10,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import Buffer
+
+from headrace.bus import PROTOCOL_NAMES
+from headrace.wire.zeroctl import is_key_text
+
+ZEROCTL: Final = 4  # RecordHeader.protocol
+
 # What real nodes derive their UUID from when they are given none.
 NODE_NAMESPACE: Final = uuid.UUID("63082cd1-0f91-48cd-923a-f1523a26549b")
 # Below this a ts is in seconds, below the next in milliseconds, else in microseconds: each from 1970 to the year 5138.
@@ -35,6 +42,39 @@ def required(node_name: str, node_uuid: str, body: bytes, now: float | None = No
         "ts": round(time.time() if now is None else now, 6),
         "sha256": hashlib.sha256(body).hexdigest(),
     }
+
+
+def foreign_header(
+    node_name: str, node_uuid: str, kept: bytes, payload: Buffer, protocol: int, time_us: int
+) -> bytes:
+    """The header of a message that another protocol sent, or that lost its own on the way to a dead-letter topic: what
+    the record has beside the payload, with the required keys as the gateway's own."""
+    fields: dict[str, Any] = {}
+    try:
+        found = json.loads(kept) if kept else None
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        fields = {
+            key: value
+            for key, value in found.items()
+            if 1 <= len(key) <= 250
+            and key.isascii()
+            and key.isprintable()
+            and not key.startswith("_transport-")
+        }
+    if protocol != ZEROCTL or "node-uuid" not in fields or "node-name" not in fields:
+        fields |= {
+            "node-name": node_name,
+            "node-uuid": node_uuid,
+            "ts": round(time_us / 1e6, 6),
+            "sha256": hashlib.sha256(payload).hexdigest(),
+        }
+        for path in ("on-start", "on-finish"):
+            if path in fields and not (isinstance(fields[path], str) and is_key_text(fields[path])):
+                del fields[path]
+    fields["_transport-protocol"] = PROTOCOL_NAMES[protocol] or "headrace"
+    return encode_header(fields)
 
 
 def unix_seconds(ts: object) -> float | None:

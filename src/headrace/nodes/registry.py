@@ -11,11 +11,9 @@ from headrace import limits
 from headrace.bus import Bus, Received
 from headrace.nodes.headers import unix_seconds
 from headrace.nodes.signatures import BadPacking, public_key, verify
-from headrace.wake import CallbackWaker
 from headrace.wire.zeroctl import unescape
 
 NODES: Final = "discovery.node.#"
-KEY_START: Final = "discovery.node."
 LEAST_TTL: Final = 1.0
 
 
@@ -25,7 +23,7 @@ class NodeEntry:
 
     name: str
     uuid: str
-    key: str  # the routing key behind discovery.node.
+    key: str  # where its heartbeat goes
     heard: float  # Unix time, by our clock
     ttl: float
     interval: float
@@ -59,31 +57,22 @@ class Registry:
         self._nodes: dict[str, NodeEntry] = {}
         self.ignored = 0  # heartbeats that say nothing, or came when there were too many nodes
         subscription = bus.subscribe(NODES)
-        self._member = subscription.join(CallbackWaker(self._note), -1, 0)
-        self._more = True
-
-    def _note(self) -> None:
-        self._more = True
+        self._member = subscription.join(None, -1, 0)  # it is asked whenever somebody wants to know
 
     def catch_up(self) -> None:
         """Takes in what has arrived."""
-        if not self._more:
-            return
-        self._more = False
         while (received := self._member.receive()) is not None:
             if not self._take(received):
                 self.ignored += 1
 
     def knows(self, uuid: str) -> bool:
         """Whether this is a persistent node: it was heard, and its time to live has not passed."""
-        self._more = True  # what was published in this very turn has woken nobody yet
         self.catch_up()
         entry = self._nodes.get(plain(uuid))
         return entry is not None and entry.heard + entry.ttl >= self._clock()
 
     def public_key(self, uuid: str) -> str | None:
         """What this node said its key is."""
-        self._more = True
         self.catch_up()
         entry = self._nodes.get(plain(uuid))
         return entry.pubkey if entry is not None else None
@@ -109,7 +98,7 @@ class Registry:
         return len(self._nodes)
 
     def _take(self, received: Received) -> bool:
-        key = received.topic.decode("utf-8", "replace").removeprefix(KEY_START)
+        key = received.topic.decode("utf-8", "replace")
         if not received.payload:  # how a last will says that its node is gone
             for gone in [known for known, entry in self._nodes.items() if entry.key == key]:
                 del self._nodes[gone]

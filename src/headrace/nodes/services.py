@@ -20,11 +20,11 @@ from headrace import events
 from headrace.bus import Bus, Member, Received
 from headrace.config.schema import ServiceConfig
 from headrace.errors import BusError, LogError
+from headrace.nodes.durable import ZEROCTL, drop_others, durable_member
 from headrace.nodes.headers import encode_header, required, word
 from headrace.wake import CallbackWaker
 from headrace.wire.zeroctl import is_key_text
 
-ZEROCTL: Final = 4  # RecordHeader.protocol
 TASK_NOTE: Final = b"zeroctl/task/"
 BATCH: Final = 64  # requests in one turn of the loop
 RETRY_SECONDS: Final = 0.2
@@ -66,31 +66,17 @@ class Services:
         for service in self._services:
             name = service.config.name
             waker = CallbackWaker(self._wake)
-            service.requests = self._join(service.config.key, f"service:{name}", waker)
+            service.requests = durable_member(bus, service.config.key, f"service:{name}", waker)
             if service.config.finished:
-                service.reports = self._join(service.config.finished, f"service-finished:{name}", waker)
+                service.reports = durable_member(
+                    bus, service.config.finished, f"service-finished:{name}", waker
+                )
+        kept = {(f"service:{one.name}", one.key) for one in services}
+        kept |= {(f"service-finished:{one.name}", one.finished) for one in services}
+        drop_others(bus, "service:", kept)
+        drop_others(bus, "service-finished:", kept)
         if self._services:
             self._wake()
-
-    def _join(self, filter: str, owner: str, waker: CallbackWaker) -> Member:
-        """A member of the durable subscription of this owner, which may be from before a restart."""
-        for subscription in self._bus.subscriptions.values():
-            if (
-                subscription.owner == owner
-                and subscription.filter == filter.encode()
-                and subscription.durable
-            ):
-                return subscription.join(waker, -1, 0)
-        made = self._bus.subscribe(
-            filter,
-            at_least_once=True,
-            durable=True,
-            queue=True,
-            confirm_all=True,
-            owner=owner,
-            protocol=ZEROCTL,
-        )
-        return made.join(waker, -1, 0)
 
     def described(self) -> dict[str, Any]:
         """The services as a heartbeat says them."""
