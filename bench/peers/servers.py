@@ -22,6 +22,9 @@ START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
 POOL_SEGMENTS = 3  # the gateway's default, named because bursts are sized by it
+# Less than the default: all of the log stays well below what the kernel lets be dirty, and from 1 GiB on segments are
+# recycled. While a log grows to its retention, new files limit it: their pages have to be had from the system first.
+RETENTION = "1GiB"
 POOL_GAUGE = re.compile(r"^headrace_log_pool_segments (\S+)$", re.MULTILINE)
 OTHER_LISTENERS = ("overhop", "relink", "zeroctl", "felix")
 # Debian puts nats-server where only an administrator's shell looks.
@@ -183,6 +186,7 @@ def headrace(home: Path, sync: str, program: Path) -> Server:
         f"admin.bind={LOOPBACK}:{admin_port}",
         "drop.enabled=false",
         f"log.pool_segments={POOL_SEGMENTS}",
+        f"log.retention_bytes={RETENTION}",
         f"log.sync={sync}",
         *(f"listen.{protocol}.bind=" for protocol in OTHER_LISTENERS),
     ]

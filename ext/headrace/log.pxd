@@ -69,6 +69,9 @@ cdef struct Origin:         # one connection, as long as it lives
     uint64_t written        # number of the segment that already has its CONTROL_ORIGIN record
     char* text
 
+ctypedef void (*Filler)(uint8_t* out, const uint8_t* source, uint64_t n) noexcept nogil
+
+
 cdef struct Message:        # what append() is given; every pointer is borrowed until it returns
     uint32_t topic
     uint8_t protocol
@@ -82,6 +85,8 @@ cdef struct Message:        # what append() is given; every pointer is borrowed 
     const uint32_t* parts
     const uint8_t* payload
     uint64_t payload_len
+    Filler fill             # NULL, or writes the payload in its place from the `source_len` bytes at `payload`
+    uint64_t source_len
     int64_t now
     uint64_t offset         # answered
     uint64_t position       # answered: where in `segment` the record begins
@@ -172,6 +177,8 @@ cdef class Log:
     cdef uint64_t overrun_holds
 
     cdef int append_message(self, Message* m) noexcept nogil
+    cdef int room_for(self, uint64_t whole) noexcept nogil  # an answer of append(): whether so many bytes of records,
+                                                            # padded and with names, can be appended one after another
     cdef int append_control(self, uint8_t kind, uint32_t topic, uint32_t origin, uint64_t correlation, uint16_t flags,
                             const uint8_t* headers, uint32_t headers_len,
                             const uint8_t* payload, uint64_t payload_len, int64_t now) noexcept nogil

@@ -97,7 +97,7 @@ cdef extern from "platform.h" nogil:
     int hr_sync_dir(const char* path)
     int hr_fill(int fd, uint64_t start, uint64_t size)
     void hr_prefault(void* base, size_t size)
-    void hr_prefetch_write(const void* p)
+    void hr_prefetch_write(const void* p, size_t n)
     int hr_wake_open(int* fds)
     void hr_wake(int fd)
     void hr_wake_clear(int fd)
@@ -135,6 +135,8 @@ cdef enum:
     LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later,
     LAZY_SYNC_BYTES = 256 << 20         # or, where more than this came meanwhile, more than disks take in that time,
     LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
+    AHEAD = 768               # how far before the end of the log its lines are fetched,
+    MOST_AHEAD = 1024         # and how much of them at once: beyond it the CPU sees by itself where this goes
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -1125,9 +1127,7 @@ cdef class Log:
         words = <uint64_t*>record
         # The next records' lines are not in the cache: a recycled segment was last written long ago. Reading ahead of the
         # end of the mapping is harmless.
-        hr_prefetch_write(<uint8_t*>record + whole + 512)
-        hr_prefetch_write(<uint8_t*>record + whole + 576)
-        hr_prefetch_write(<uint8_t*>record + whole + 640)
+        hr_prefetch_write(<uint8_t*>record + whole + AHEAD, min(whole, MOST_AHEAD))
         words[(whole >> 3) - 1] = 0
         # Whole words, as the checksum reads them: see hr_crc32c_record.
         words[0] = length << 32
@@ -1140,7 +1140,7 @@ cdef class Log:
             | (<uint64_t>m.headers_len << 32)
         )
         body = <uint8_t*>record + RECORD_HEADER
-        if m.parts_count or m.headers_len:
+        if m.parts_count or m.headers_len or m.fill != NULL:
             if m.parts_count:
                 (<uint32_t*>body)[0] = m.parts_count
                 memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
@@ -1148,7 +1148,9 @@ cdef class Log:
             if m.headers_len:
                 memcpy(body, m.headers, m.headers_len)
                 body += m.headers_len
-            if m.payload_len:
+            if m.fill != NULL:
+                m.fill(body, m.payload, m.source_len)
+            elif m.payload_len:
                 memcpy(body, m.payload, m.payload_len)
             record.crc = hr_crc32c(self.active.seed, <uint8_t*>record + 4, whole - 4)
         else:
@@ -1166,6 +1168,20 @@ cdef class Log:
         self.active.last_time = self.last_time
         self.appended_records += 1
         return APPEND_OK
+
+    cdef int room_for(self, uint64_t whole) noexcept nogil:
+        """Whether a batch of messages can be appended as a whole: what does not fit in the active segment any more has to
+        fit in the next one."""
+        cdef int pool = hr_load_int(&self.st.pool_count)
+        cdef uint64_t size = self.active.size
+        cdef uint64_t held_back = size >> 4
+        if whole + held_back + SEGMENT_HEADER + 4 * RECORD_HEADER > size:
+            return APPEND_TOO_LARGE
+        if hr_peek_int(&self.st.failed):
+            return APPEND_FAILED
+        if self.position + whole + RECORD_HEADER + (held_back if pool <= RESERVED_SEGMENTS else 0) <= size:
+            return APPEND_OK
+        return APPEND_OK if pool > RESERVED_SEGMENTS else refuse(self, APPEND_FULL)
 
     cdef int append_control(self, uint8_t kind, uint32_t topic, uint32_t origin, uint64_t correlation, uint16_t flags,
                             const uint8_t* headers, uint32_t headers_len,

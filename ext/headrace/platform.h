@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -36,8 +37,10 @@ static inline void hr_store_int(int *p, int v) { __atomic_store_n(p, v, __ATOMIC
 static inline int hr_swap_int(int *p, int v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int hr_or_int(int *p, int v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 
-/* Fetches the cache line at `p` for writing. */
-static inline void hr_prefetch_write(const void *p) { __builtin_prefetch(p, 1, 3); }
+/* Fetches the cache lines of n bytes at `p` for writing. */
+static inline void hr_prefetch_write(const void *p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch((const char *)p + i, 1, 3);
+}
 
 static inline int64_t hr_now_us(void) {
     struct timespec t;
@@ -132,10 +135,14 @@ static inline int hr_sync_dir(const char *path) {
     return rc;
 }
 
+/* What is done ahead of need is done in pieces of this size: a kernel that does not preempt itself lets others on this CPU
+   run in between only, and a piece takes less than a millisecond. */
+#define HR_PIECE ((size_t)256 << 10)
+
 /* Allocates the file's blocks and writes zeros over [from, size), so that a later store into its mapping needs no
    new block and cannot meet a full disk. 0 or an errno. */
 static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
-    const size_t chunk = 1 << 20;
+    const size_t chunk = HR_PIECE;
     char *zeros;
 #ifdef __linux__
     if (size > from) {
@@ -158,6 +165,7 @@ static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
             return saved;
         }
         from += (uint64_t)wrote;
+        sched_yield();
     }
     free(zeros);
     return 0;
@@ -166,13 +174,17 @@ static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
 /* Makes every page of a shared mapping present and writable without changing it, so that the first store into
    it takes no page fault. */
 static inline void hr_prefault(void *base, size_t size) {
-#ifdef MADV_POPULATE_WRITE
-    if (madvise(base, size, MADV_POPULATE_WRITE) == 0) return;
-#elif defined(__linux__)
-    if (madvise(base, size, 23) == 0) return; /* MADV_POPULATE_WRITE, newer than these headers */
+    size_t at = 0;
+#ifdef __linux__
+    while (at < size) {
+        size_t piece = size - at < HR_PIECE ? size - at : HR_PIECE;
+        if (madvise((char *)base + at, piece, 23) != 0) break; /* MADV_POPULATE_WRITE, newer than some headers */
+        at += piece;
+        sched_yield();
+    }
 #endif
-    for (size_t i = 0; i < size; i += 4096) {
-        volatile char *p = (volatile char *)base + i;
+    for (; at < size; at += 4096) {
+        volatile char *p = (volatile char *)base + at;
         *p = *p;
     }
 }

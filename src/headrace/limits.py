@@ -184,6 +184,79 @@ ZEROCTL_NODES = 10_000
 # Bodies above this are hashed in a thread: half a millisecond of work at the speed of one core.
 ZEROCTL_HASH_INLINE = 256 * KiB
 ZEROCTL_SIGNERS = 1000  # a signature is tried with each of them
+FELIX_FRAME_BYTES = Limit(
+    16 * MiB,
+    64 * KiB,
+    16 * MiB,
+    "What the reference's broker and client take at most, payload only (felix, frame header).",
+)
+FELIX_MAX_SUBSCRIPTIONS = Limit(
+    1024, 1, 65_536, "Each is a stream; the reference's client lets a server open 1024 on a connection."
+)
+FELIX_CACHE_ENTRIES = Limit(
+    100_000,
+    1,
+    100_000_000,
+    "With the overhead of an entry, some 400 bytes, this is 40 MB beside keys and values.",
+)
+FELIX_CACHE_BYTES = Limit(
+    64 * MiB,
+    1 * KiB,
+    64 * GiB,
+    "The cache is memory that survives nothing; an edge machine has more use for the rest.",
+)
+FELIX_BATCH_EVENTS = Limit(
+    64, 1, 4096, "As the reference: beyond it a frame's header costs nothing any more."
+)
+FELIX_BATCH_BYTES = Limit(
+    256 * KiB, 1, 16 * MiB, "As the reference: a subscriber can begin before all has come."
+)
+FELIX_BATCH_DELAY = Limit(
+    0.0,
+    0.0,
+    1.0,
+    "What comes in one turn of the loop goes together anyway; waiting longer is for slow links.",
+)
+FELIX_REGISTERED = 10_000  # streams and caches that a configuration may list
+
+# --- QUIC ---------------------------------------------------------------------------------------------------
+
+QUIC_IDLE_TIMEOUT = Limit(
+    30.0,
+    1.0,
+    1 * HOUR,
+    "As most implementations have it: a peer whose machine is gone is forgotten after it.",
+)
+QUIC_KEEP_ALIVE = Limit(
+    10.0,
+    0.0,
+    1 * HOUR,
+    "A third of the idle timeout, so that two lost packets do not end a quiet connection.",
+)
+QUIC_DATAGRAM_BYTES = Limit(
+    1350,
+    1200,
+    16_384,
+    "Fits every path that carries Ethernet frames, tunnels included; 1200 is QUIC's own minimum. Beyond 1472"
+    " it is for jumbo frames and this machine alone.",
+)
+QUIC_CONNECTION_WINDOW = Limit(
+    16 * MiB, 64 * KiB, 1 * GiB, "Bytes that a peer may have under way: 100 MB/s over 160 ms."
+)
+QUIC_STREAM_WINDOW = Limit(
+    8 * MiB,
+    64 * KiB,
+    1 * GiB,
+    "Half of the connection's: one stream can use most of a link, and not all of it.",
+)
+QUIC_MAX_STREAMS = Limit(1024, 1, 65_536, "As the reference: streams of each kind that a peer may have open.")
+# Bytes that a stream may hold of a peer whose session cannot go on; its frames are bounded, this is for what the
+# peer may send before it learns that it must wait.
+QUIC_BLOCKED_BYTES = 1 * MiB
+# Of a client certificate's names, those that are looked at.
+QUIC_CERTIFICATE_NAMES = 100
+# A self-signed certificate is made anew when it ends; ten years is longer than most gateways live.
+QUIC_CERTIFICATE_DAYS = 3650
 
 # --- carriers and services ----------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class RealStatistics:
             max_connections=5,
             counters={**self.service.counters(), "opened": 7, "bytes_in": 1234},
             events={"hellos": 3},
+            gauges={"cache_entries": 4},
         )
         figures = Figures(version="1.2.3", node=self.node, loop="uvloop", started=1_000_000.5, uptime=12.25)
         if not self.opened:

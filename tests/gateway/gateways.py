@@ -28,6 +28,7 @@ SMALL = (
     "listen.blipmq.bind=127.0.0.1:0",
     "listen.zeroctl.bind=",  # its largest messages need larger segments
     "zeroctl.heartbeat_interval=0",  # no messages but the tests' own
+    "listen.felix.bind=127.0.0.1:0",
     "admin.bind=127.0.0.1:0",
 )
 

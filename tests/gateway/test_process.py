@@ -43,7 +43,8 @@ def rest_of(peer: socket.socket) -> bytes:
 def test_it_says_when_it_is_ready_and_ends_with_0(loop: str, number: signal.Signals, tmp_path: Path) -> None:
     with GatewayProcess(tmp_path, f"gateway.loop={loop}") as gateway:
         assert re.fullmatch(
-            r"headrace ready blipmq=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+\n", gateway.out[0]
+            r"headrace ready blipmq=127\.0\.0\.1:\d+ felix=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+\n",
+            gateway.out[0],
         )
         assert gateway.get("/readyz") == (200, '{"ready": true, "reasons": [], "warnings": []}\n')
         assert gateway.status()["loop"] == loop
@@ -73,13 +74,13 @@ def test_what_was_published_is_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_protocol_that_is_not_spoken_yet_is_told_once_and_not_opened(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path, "listen.overhop.bind=") as gateway:
-        assert sorted(gateway.places) == ["admin", "blipmq"]
+        assert sorted(gateway.places) == ["admin", "blipmq", "felix"]
         told = [event["protocol"] for event in gateway.named("protocol.unavailable")]
-        assert told == ["relink", "felix"]
+        assert told == ["relink"]
 
 
 def test_it_runs_without_the_web_side_and_without_listeners(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, "admin.bind=", "listen.blipmq.bind=") as gateway:
+    with GatewayProcess(tmp_path, "admin.bind=", "listen.blipmq.bind=", "listen.felix.bind=") as gateway:
         assert gateway.out == ["headrace ready\n"]
         assert gateway.stop() == 0
 
@@ -526,12 +527,29 @@ RELOADED = {
     "listen.blipmq.stall_timeout": "6s",
     "listen.blipmq.handshake_timeout": "8s",
     "zeroctl.heartbeat_interval": "11s",
+    "listen.felix.max_connections": "13",
+    "listen.felix.idle_timeout": "8m",
+    "listen.felix.high_water": "64KiB",
+    "listen.felix.stall_timeout": "5s",
+    "listen.felix.peers": '[{name="all", publish=["#"]}]',
+    "listen.felix.strict": "true",
+    "listen.felix.streams": '["t/n/s"]',
+    "listen.felix.caches": '["t/n/c"]',
+    "listen.felix.dialect": "reference",
+    "listen.felix.bad_header": "stream",
+    "listen.felix.max_subscriptions": "14",
+    "listen.felix.batch_events": "15",
+    "listen.felix.batch_bytes": "16KiB",
+    "listen.felix.batch_delay": "2ms",
+    "listen.felix.cache_entries": "17",
+    "listen.felix.cache_bytes": "18KiB",
+    "quic.keep_alive": "9s",
     "logging.level": "warning",
     "gateway.drain_timeout": "4s",
 }
 KEYS_TOML = '[[keys]]\nname = "other"\nkey = "other-key"\npublish = ["x"]\n'
 # Protocols that this version does not speak have the same settings.
-UNSPOKEN = ("listen.overhop.", "listen.relink.", "listen.zeroctl.", "listen.felix.")
+UNSPOKEN = ("listen.overhop.", "listen.relink.", "listen.zeroctl.")
 
 
 def test_every_setting_that_may_change_while_running_does(
@@ -578,6 +596,22 @@ def test_every_setting_that_may_change_while_running_does(
             assert shared.keys.lookup(b"other-key").name == "other"
             assert shared.keys.lookup(b"dev-key") is None
             assert not process.log._logger.isEnabledFor(20)
+            service = gateway._services["felix"]
+            assert service.max_connections == 13
+            assert service.idle_timeout == 480
+            assert service.high_water == 64 * 1024
+            assert service.stall_timeout == 5
+            felix = gateway._speakers["felix"].felix  # type: ignore[attr-defined]
+            assert (felix.reference, felix.mild, felix.max_subscriptions) == (True, True, 14)
+            assert (felix.batch_events, felix.batch_bytes, felix.batch_delay_us) == (15, 16 * 1024, 2000)
+            assert (felix.cache.max_entries, felix.cache.max_bytes) == (17, 18 * 1024)
+            assert felix.registry_changes == 2
+            quic = gateway._quic
+            assert quic is not None
+            assert quic.keep_alive == 9
+            found = quic.peers.find("192.0.2.1")
+            assert found is not None
+            assert found.name == "all"
 
     try:
         run("asyncio", main)

@@ -68,6 +68,10 @@ def _listeners(listeners: list[ListenerFigures]) -> Iterator[Metric]:
         names.SESSION_EVENTS,
         {(one.protocol, event): count for one in listeners for event, count in one.events.items()},
     )
+    yield _family(
+        names.SESSION_GAUGES,
+        {(one.protocol, what): held for one in listeners for what, held in one.gauges.items()},
+    )
 
 
 def _log(log: LogFigures) -> Iterator[Metric]:

@@ -64,6 +64,12 @@ SESSION_EVENTS: Final = _counter(
     "protocol",
     "event",
 )
+SESSION_GAUGES: Final = _gauge(
+    "session_held",
+    "What a protocol's sessions hold now; what there is is listed in docs/operations.md.",
+    "protocol",
+    "what",
+)
 
 # --- the log ------------------------------------------------------------------------------------------------
 
@@ -170,6 +176,7 @@ ALL: Final = (
     MAX_CONNECTIONS,
     *CONNECTION_COUNTERS.values(),
     SESSION_EVENTS,
+    SESSION_GAUGES,
     LOG_FULL,
     LOG_FAILED,
     LOG_RECOVERY_SECONDS,

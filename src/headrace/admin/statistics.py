@@ -17,6 +17,7 @@ class ListenerFigures:
     max_connections: int
     counters: Mapping[str, int]  # of connections
     events: Mapping[str, int]  # of sessions
+    gauges: Mapping[str, int] = field(default_factory=dict)  # what sessions hold now
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,10 @@ def command(
 ) -> None:
     """Publish to ADDRESS: each MESSAGE, or else each line of standard input.
 
-    ADDRESS is the protocol's own: for blipmq a topic. A line's end is not part of its message; an empty line
-    is an empty message. Lines leave as soon as they are read.
+    ADDRESS is the protocol's own: for blipmq a topic, for felix tenant/namespace/stream.
+
+    A line's end is not part of its message; an empty line is an empty message. Lines leave as soon as they
+    are read.
 
     With --qos 1 the command ends when the server has every message safe. What a lost connection left
     unconfirmed is sent again, and may then arrive twice.

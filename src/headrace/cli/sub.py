@@ -73,9 +73,11 @@ def command(
 ) -> None:
     """Print what arrives at ADDRESS from now on, a payload a line.
 
-    ADDRESS is the protocol's own: for blipmq a topic. A payload is printed as it is, with a line end added;
-    one that contains line ends is several lines, unless --json or --raw are given. In --json, payload is
-    text, and payload_base64 is there instead where it is not UTF-8.
+    ADDRESS is the protocol's own: for blipmq a topic, for felix tenant/namespace/stream.
+
+    A payload is printed as it is, with a line end added; one that contains line ends is several lines, unless
+    --json or --raw are given. In --json, payload is text, and payload_base64 is there instead where it is not
+    UTF-8.
 
     A message is acknowledged after it was printed. A lost connection is made again: a durable subscription
     goes on where it was, another one misses what was published meanwhile.

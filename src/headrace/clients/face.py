@@ -5,6 +5,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
@@ -16,6 +17,10 @@ class Server:
     key: str
     tls: ssl.SSLContext | None
     timeout: float  # seconds that connecting and each answer may take
+    # For who makes no use of `tls`: the files that it was made of.
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

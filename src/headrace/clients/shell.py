@@ -92,7 +92,8 @@ def server_options(command: Callable[Concatenate[Client, Server, P], T]) -> Call
     ) -> T:
         client = CLIENTS[protocol]
         context = tls_context(tls, tls_ca, tls_cert, tls_key)
-        return command(client, Server(at or client.at, key, context, TIMEOUT_SECONDS), *args, **rest)
+        server = Server(at or client.at, key, context, TIMEOUT_SECONDS, tls_ca, tls_cert, tls_key)
+        return command(client, server, *args, **rest)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     addresses = ", ".join(f"{client.at} for {name}" for name, client in CLIENTS.items())

@@ -1,6 +1,7 @@
 """What must hold between the settings of a configuration whose single values are all right. Looks at files
 for their presence only; knows nothing of where a value came from."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         yield from _tls(config, protocol)
     yield from _addresses(config)
     yield from _keys(config)
+    yield from _felix(config)
     yield from _drops(config)
     yield from _zeroctl(config)
 
@@ -101,7 +103,7 @@ def _tls(config: Config, protocol: Protocol) -> Iterator[Conflict]:
         yield Conflict((certificate, key), f"a certificate needs its private key: set {key}")
     if listener.tls_key and not listener.tls_cert:
         yield Conflict((key, certificate), f"a private key needs its certificate: set {certificate}")
-    if listener.tls_client_ca and not listener.tls_cert:
+    if listener.tls_client_ca and not listener.tls_cert and protocol != "felix":
         yield Conflict((client_ca, certificate), f"client certificates need TLS: set {certificate} and {key}")
     files = {certificate: listener.tls_cert, key: listener.tls_key, client_ca: listener.tls_client_ca}
     for name, path in files.items():
@@ -146,6 +148,45 @@ def _keys(config: Config) -> Iterator[Conflict]:
                 (f"keys[{index}]",),
                 f'"{key.name}" may do nothing: give it filters to publish, to subscribe, or both, like ["#"]',
             )
+
+
+def _felix(config: Config) -> Iterator[Conflict]:
+    """Peers are told apart by name, and by what they show; the engine must be able to do what is asked."""
+    felix, section = config.listen.felix, "listen.felix"
+    names: dict[str, int] = {}
+    for index, peer in enumerate(felix.peers):
+        key = f"{section}.peers[{index}]"
+        first = names.setdefault(peer.name, index)
+        if first != index:
+            yield Conflict((f"{key}.name",), f'"{peer.name}" is the name of peers[{first}], too')
+        if not peer.publish and not peer.subscribe:
+            yield Conflict(
+                (key,),
+                f'"{peer.name}" may do nothing: give it filters to publish, to subscribe, or both, like ["#"]',
+            )
+        if peer.certificates and not felix.tls_client_ca:
+            yield Conflict(
+                (f"{key}.certificates", f"{section}.tls_client_ca"),
+                f"nobody is asked for a certificate: set {section}.tls_client_ca",
+            )
+    if not felix.bind:
+        return
+    if config.quic.engine == "qh3":
+        if felix.tls_client_ca:
+            yield Conflict(
+                ("quic.engine", f"{section}.tls_client_ca"),
+                "qh3 cannot ask clients for certificates: use aioquic",
+            )
+        if importlib.util.find_spec("qh3") is None:
+            yield Conflict(
+                ("quic.engine",), "qh3 is not installed here: install the extra `qh3`, or use aioquic"
+            )
+    if 0 < config.quic.idle_timeout <= config.quic.keep_alive:
+        yield Conflict(
+            ("quic.keep_alive", "quic.idle_timeout"),
+            f"{format_duration(config.quic.keep_alive)} is not less than quic.idle_timeout,"
+            f" {format_duration(config.quic.idle_timeout)}",
+        )
 
 
 def _drops(config: Config) -> Iterator[Conflict]:

@@ -1,6 +1,7 @@
 """The kinds of values that a setting may have: how each is read from what TOML gives, written back, and
 described to a person. Knows nothing of which settings there are."""
 
+import ipaddress
 import math
 import re
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from headrace import limits
 from headrace.config.addresses import FORMS, Form, form_of, parse_address
 from headrace.limits import Limit
 from headrace.trie import check_filter
+from headrace.wire.felix import split_address
 
 # Both families, because both are in use; a bare "K" is refused, because it could be either.
 _SIZE_UNITS: Final = {
@@ -404,6 +406,79 @@ class Filters(Kind):
             check_filter(text)
         except ValueError as error:
             raise ValueError(f"{toml_string(text[:40])}: {error}") from None
+
+    def write(self, value: Sequence[str]) -> str:
+        return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class Networks(Kind):
+    """Address ranges of peers."""
+
+    @property
+    def expected(self) -> str:
+        return 'a list of address ranges, like ["127.0.0.0/8", "::1", "10.1.0.0/16"]'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, list):
+            for text in raw:
+                if isinstance(text, str):
+                    self._check(text)
+        return raw
+
+    def _check(self, text: str) -> None:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ValueError(f"{toml_string(text[:60])}: {error}") from None
+
+    def write(self, value: Sequence[str]) -> str:
+        return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class Texts(Kind):
+    """A list of texts of which only whoever uses them knows more."""
+
+    what: str  # what each is, as the end of "a list of"
+
+    @property
+    def expected(self) -> str:
+        return f"a list of {self.what}"
+
+    def write(self, value: Sequence[str]) -> str:
+        return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class FelixNames(Kind):
+    """Streams or caches of Felix."""
+
+    last: str
+
+    @property
+    def expected(self) -> str:
+        return (
+            f'a list of at most {limits.FELIX_REGISTERED} names, like ["tenant/namespace/{self.last}"]; a slash in the'
+            ' first two is written "%2F", "%" is "%25"'
+        )
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"max_length": limits.FELIX_REGISTERED}
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, list):
+            for text in raw:
+                if isinstance(text, str):
+                    self._check(text)
+        return raw
+
+    def _check(self, text: str) -> None:
+        try:
+            split_address(text)
+        except ValueError:
+            raise ValueError(f'{toml_string(text[:60])} is not "tenant/namespace/{self.last}"') from None
 
     def write(self, value: Sequence[str]) -> str:
         return _toml_list(value)

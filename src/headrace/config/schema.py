@@ -16,17 +16,20 @@ from headrace.config.kinds import (
     Count,
     DropLocation,
     Duration,
+    FelixNames,
     FilePath,
     Filters,
     Flag,
     Name,
     NameOrNone,
+    Networks,
     PublicKeys,
     RoutingKey,
     Secret,
     Size,
     SyncPolicy,
     Text,
+    Texts,
     TopicPrefix,
     Url,
 )
@@ -348,12 +351,171 @@ class ZeroctlListener(ListenerConfig, frozen=True):
     ] = msgspec.field(default_factory=list)
 
 
+class FelixPeer(Section, frozen=True):
+    """Who may do what, by address or client certificate. The first that fits a peer counts; one that fits none may
+    do nothing. For a cache, putting needs the right to publish to `tenant.namespace.cache` and getting the right to
+    subscribe; requests without a scope need it for `cache`."""
+
+    name: Annotated[
+        str,
+        setting("Name of the peers in logs and in the `source` column.", Name(limits.KEY_NAME_CHARS)),
+    ]
+    networks: Annotated[
+        list[str],
+        setting("Where they come from; without any it does not matter.", Networks()),
+    ] = msgspec.field(default_factory=list)
+    certificates: Annotated[
+        list[str],
+        setting(
+            "Names that their certificate must have one of, as common name or alternative name; without any it does"
+            " not matter. Needs tls_client_ca.",
+            Texts('names, like ["robot.example.org"]'),
+        ),
+    ] = msgspec.field(default_factory=list)
+    publish: Annotated[list[str], setting("Topics that they may publish to.", Filters())] = msgspec.field(
+        default_factory=list
+    )
+    subscribe: Annotated[list[str], setting("Topics that they may subscribe to.", Filters())] = msgspec.field(
+        default_factory=list
+    )
+
+
+def local_peers() -> FelixPeer:
+    """The embedded ones: whoever is on this machine."""
+    return FelixPeer(name="local", networks=["127.0.0.0/8", "::1/128"], publish=["#"], subscribe=["#"])
+
+
 class FelixListener(ListenerConfig, frozen=True):
-    """Felix over QUIC, so its addresses are UDP."""
+    """Felix over QUIC, so its addresses are UDP. Without tls_cert a certificate is made and kept in the data
+    directory. Of QUIC itself, see [quic]."""
 
     bind: Annotated[list[str], setting(BIND, Bind(("host", "fd")))] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:5000"]
     )
+    peers: Annotated[
+        list[FelixPeer],
+        tables("There may be any number; setting one replaces the embedded one.", reload=True),
+    ] = msgspec.field(default_factory=lambda: [local_peers()])
+    strict: Annotated[
+        bool,
+        setting(
+            "Whether only the streams and caches that are listed exist; otherwise they are made when they are first"
+            " used.",
+            Flag(),
+            reload=True,
+        ),
+    ] = False
+    streams: Annotated[list[str], setting("Streams that there are.", FelixNames("stream"), reload=True)] = (
+        msgspec.field(default_factory=list)
+    )
+    caches: Annotated[list[str], setting("Caches that there are.", FelixNames("cache"), reload=True)] = (
+        msgspec.field(default_factory=list)
+    )
+    dialect: Annotated[
+        Literal["specification", "reference"],
+        setting(
+            "Whose a request is that does not show it: a subscribe without an id, and a binary batch that is refused.",
+            Choice(("specification", "reference")),
+            reload=True,
+        ),
+    ] = "specification"
+    bad_header: Annotated[
+        Literal["connection", "stream"],
+        setting(
+            "What a frame with a wrong magic, version or length ends: the connection, or mildly its stream alone.",
+            Choice(("connection", "stream")),
+            reload=True,
+        ),
+    ] = "connection"
+    max_frame_bytes: Annotated[
+        int,
+        setting(
+            "Largest payload of a frame; a message or batch that a segment of the log has no room for is refused.",
+            Size(limits.FELIX_FRAME_BYTES),
+        ),
+    ] = limits.FELIX_FRAME_BYTES.default
+    max_subscriptions: Annotated[
+        int,
+        setting("Subscriptions of one connection.", Count(limits.FELIX_MAX_SUBSCRIPTIONS), reload=True),
+    ] = limits.FELIX_MAX_SUBSCRIPTIONS.default
+    batch_events: Annotated[
+        int, setting("Most events in one frame.", Count(limits.FELIX_BATCH_EVENTS), reload=True)
+    ] = limits.FELIX_BATCH_EVENTS.default
+    batch_bytes: Annotated[
+        int,
+        setting(
+            "A frame of events ends when it has so many bytes.", Size(limits.FELIX_BATCH_BYTES), reload=True
+        ),
+    ] = limits.FELIX_BATCH_BYTES.default
+    batch_delay: Annotated[
+        float,
+        setting(
+            "How long events may wait for more of them.",
+            Duration(limits.FELIX_BATCH_DELAY, zero="until the end of the loop's turn"),
+            reload=True,
+        ),
+    ] = limits.FELIX_BATCH_DELAY.default
+    cache_entries: Annotated[
+        int, setting("Values that the cache holds at most.", Count(limits.FELIX_CACHE_ENTRIES), reload=True)
+    ] = limits.FELIX_CACHE_ENTRIES.default
+    cache_bytes: Annotated[
+        int, setting("Bytes that the cache holds at most.", Size(limits.FELIX_CACHE_BYTES), reload=True)
+    ] = limits.FELIX_CACHE_BYTES.default
+
+
+class QuicConfig(Section, frozen=True):
+    """QUIC, which carries Felix."""
+
+    engine: Annotated[
+        Literal["aioquic", "qh3"],
+        setting(
+            "The implementation. `aioquic` is always there; `qh3` is several times as fast, is installed by the extra"
+            " `qh3`, and cannot ask clients for certificates.",
+            Choice(("aioquic", "qh3")),
+        ),
+    ] = "aioquic"
+    idle_timeout: Annotated[
+        float,
+        setting("How long a peer may not be heard of before it is gone.", Duration(limits.QUIC_IDLE_TIMEOUT)),
+    ] = limits.QUIC_IDLE_TIMEOUT.default
+    keep_alive: Annotated[
+        float,
+        setting(
+            "After how much silence a peer is asked for a sign of life, so that a quiet connection is kept.",
+            Duration(limits.QUIC_KEEP_ALIVE, zero="never"),
+            reload=True,
+        ),
+    ] = limits.QUIC_KEEP_ALIVE.default
+    retry: Annotated[
+        bool,
+        setting(
+            "Whether a new peer has to show that its address is its own before anything is kept for it: a round trip"
+            " more, and no state for who lies about where it is.",
+            Flag(),
+        ),
+    ] = False
+    max_datagram_bytes: Annotated[
+        int, setting("Largest datagram that is sent.", Count(limits.QUIC_DATAGRAM_BYTES))
+    ] = limits.QUIC_DATAGRAM_BYTES.default
+    probe_datagram_size: Annotated[
+        bool,
+        setting("Whether larger datagrams are tried out; only the engine `qh3` can.", Flag()),
+    ] = True
+    connection_window: Annotated[
+        int,
+        setting("Bytes that a peer may send ahead on a connection.", Size(limits.QUIC_CONNECTION_WINDOW)),
+    ] = limits.QUIC_CONNECTION_WINDOW.default
+    stream_window: Annotated[
+        int,
+        setting("Bytes that a peer may send ahead on a stream.", Size(limits.QUIC_STREAM_WINDOW)),
+    ] = limits.QUIC_STREAM_WINDOW.default
+    max_streams: Annotated[
+        int,
+        setting(
+            "Streams of each kind that a peer may have open; the engine `qh3` always allows 100 and 103.",
+            Count(limits.QUIC_MAX_STREAMS),
+        ),
+    ] = limits.QUIC_MAX_STREAMS.default
 
 
 class Listen(Section, frozen=True):
@@ -593,6 +755,7 @@ class Config(Section, frozen=True):
     log: LogConfig = msgspec.field(default_factory=LogConfig)
     bus: BusConfig = msgspec.field(default_factory=BusConfig)
     listen: Listen = msgspec.field(default_factory=Listen)
+    quic: QuicConfig = msgspec.field(default_factory=QuicConfig)
     keys: Annotated[
         list[Key],
         tables(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from headrace.decoders.blipmq import read_blipmq
+from headrace.decoders.felix import read_felix
 from headrace.decoders.lines import Line, Role
 from headrace.decoders.zeroctl import read_zeroctl
 
@@ -11,4 +12,5 @@ from headrace.decoders.zeroctl import read_zeroctl
 READERS: Final[dict[str, Callable[[Iterable[bytes], Role], Iterator[Line]]]] = {
     "blipmq": read_blipmq,
     "zeroctl": read_zeroctl,
+    "felix": read_felix,
 }

@@ -28,7 +28,8 @@ from headrace.connection import Service, Switchboard
 from headrace.errors import HeadraceError, LogError
 from headrace.gateway.drops import Drops
 from headrace.gateway.listeners import ConnectionEvents, Listener, Tls, open_sockets
-from headrace.gateway.protocols import SPEAKERS, Speaker, ZeroctlSpeaker
+from headrace.gateway.protocols import QUIC_SPEAKERS, SPEAKERS, FelixSpeaker, Speaker, ZeroctlSpeaker
+from headrace.gateway.quic import QuicListener, QuicTls, open_udp
 from headrace.gateway.systemd import Notifier, PassedSockets
 from headrace.log import Log
 from headrace.nodes.gateway_node import GatewayNode
@@ -84,7 +85,11 @@ def serve(data: Path, load: Callable[[], Loaded]) -> int:
     for warning in loaded.warnings:
         log.warning("config.caution", message=warning)
     loop_name, new_loop = choose_loop(config.gateway.loop)
-    allow_files(sum(config.listen.of(name).max_connections for name in spoken(config)) + OTHER_FILES)
+    # Connections over QUIC share a socket.
+    files = sum(
+        config.listen.of(name).max_connections for name in spoken(config) if name not in QUIC_SPEAKERS
+    )
+    allow_files(files + OTHER_FILES)
     pid = os.getpid()
     gateway = Gateway(
         data, config, load, loop_name, Notifier(os.environ, pid), PassedSockets.inherited(os.environ, pid)
@@ -121,7 +126,11 @@ def allow_files(needed: int) -> None:
 
 def spoken(config: Config) -> list[ProtocolName]:
     """The protocols that are to be listened for and that this version speaks."""
-    return [name for name in PROTOCOLS if config.listen.of(name).bind and name in SPEAKERS]
+    return [
+        name
+        for name in PROTOCOLS
+        if config.listen.of(name).bind and (name in SPEAKERS or name in QUIC_SPEAKERS)
+    ]
 
 
 def merge(running: Config, wanted: Config, keys: list[str]) -> Config:
@@ -160,7 +169,8 @@ class Gateway:
         self._passed = passed
         self._started = time.time()
         self._started_monotonic = time.monotonic()
-        self._listeners: dict[ProtocolName, Listener] = {}
+        self._listeners: dict[ProtocolName, Listener | QuicListener] = {}
+        self._quic: QuicListener | None = None  # the one of these that has its connections itself
         self._speakers: dict[ProtocolName, Speaker] = {}
         self._services: dict[ProtocolName, Service] = {}
         self._admin = AdminServer(self)
@@ -208,13 +218,19 @@ class Gateway:
         self._admin_listener = Listener("admin", admin, None)
         for name in spoken(config):
             listen = config.listen.of(name)
+            if name in QUIC_SPEAKERS:
+                udp = open_udp(f"listen.{name}.bind", listen.addresses, self._passed)
+                self._listeners[name] = self._quic = QuicListener(
+                    config, udp, QuicTls(config, self._data) if listen.tls_cert else None
+                )
+                continue
             tls = Tls(listen) if listen.tls_cert else None
             sockets = open_sockets(f"listen.{name}.bind", listen.addresses, listen.backlog, self._passed)
             self._listeners[name] = Listener(name, sockets, tls)
         self._passed.close_rest()
         await self._admin_listener.start(await self._admin.start(), ADMIN_BACKLOG)
         for name in PROTOCOLS:
-            if config.listen.of(name).bind and name not in SPEAKERS:
+            if config.listen.of(name).bind and name not in spoken(config):
                 log.info("protocol.unavailable", protocol=name, reason="this version does not speak it")
 
         # Recovery reads the whole log; the web side answers meanwhile.
@@ -234,12 +250,19 @@ class Gateway:
         self._tick_bus()
 
         self._node = GatewayNode(bus, config, self._loop.call_soon)
+        # A certificate of its own is made where only one gateway is at work, as the log has found out.
+        if self._quic is not None and self._quic.tls is None:
+            self._quic.tls = QuicTls(config, self._data)
         self._keys.replace(config.keys)
         for name, listener in self._listeners.items():
-            speaker = SPEAKERS[name](bus, self._keys, config)
+            listen = config.listen.of(name)
+            speaker = (
+                QUIC_SPEAKERS[name](bus, config)
+                if name in QUIC_SPEAKERS
+                else SPEAKERS[name](bus, self._keys, config)
+            )
             if isinstance(speaker, ZeroctlSpeaker):
                 speaker.attach(self._node, config)
-            listen = config.listen.of(name)
             service = Service(
                 name,
                 speaker.session,
@@ -252,6 +275,10 @@ class Gateway:
             )
             self._speakers[name] = speaker
             self._services[name] = service
+            if isinstance(listener, QuicListener):
+                assert isinstance(speaker, FelixSpeaker)
+                listener.start(speaker.felix, service)
+                continue
             await listener.start(_answering(self._board, service), listen.backlog)
         try:
             self._carriers = Carriers(config.carriers, bus, self._node.name, self._node.uuid)
@@ -320,8 +347,12 @@ class Gateway:
             self._board.safe_moved()
             if self._carriers is not None:
                 self._carriers.on_safe()
+            if self._quic is not None:
+                self._quic.safe_moved()
         if happened & Happened.SPACE:
             self._board.space_made()
+            if self._quic is not None:
+                self._quic.space_made()
         if happened & Happened.FAILED:
             log.error(
                 "log.failed", reason=self._bus.log.failed, consequence="the gateway stops, to be started anew"
@@ -413,6 +444,8 @@ class Gateway:
             service.high_water = listen.high_water
             service.stall_timeout = listen.stall_timeout
             self._speakers[name].configure(config)
+            if isinstance(listener, QuicListener):
+                listener.configure(config)
             if listener.tls is not None:
                 listener.tls.renew()
 
@@ -437,7 +470,7 @@ class Gateway:
         self._stopping.set()  # a signal from here on is a second one
         began = time.monotonic()
         if self._ready:
-            log.info("gateway.stopping", reason=self._stop_reason, connections=len(self._board))
+            log.info("gateway.stopping", reason=self._stop_reason, connections=self._connections())
         self._notifier.stopping("draining")
         for listener in self._listeners.values():
             listener.close()
@@ -461,14 +494,28 @@ class Gateway:
 
     async def _drain(self) -> None:
         self._board.drain()
+        if self._quic is not None:
+            self._quic.drain()
         failed = self._log is not None and self._log.failed
         limit = min(self.config.gateway.drain_timeout, FAILED_DRAIN_SECONDS if failed else float("inf"))
         try:
-            await asyncio.wait_for(self._board.wait_empty(), limit)
+            await asyncio.wait_for(self._wait_empty(), limit)
         except TimeoutError:
-            log.warning("drain.cut_short", connections=len(self._board), seconds=limit)
+            log.warning("drain.cut_short", connections=self._connections(), seconds=limit)
             self._board.abort()
-            await asyncio.wait_for(self._board.wait_empty(), ABORT_SECONDS)
+            if self._quic is not None:
+                self._quic.abort()
+            await asyncio.wait_for(self._wait_empty(), ABORT_SECONDS)
+        if self._quic is not None:
+            self._quic.shut()
+
+    def _connections(self) -> int:
+        return len(self._board) + (len(self._quic) if self._quic is not None else 0)
+
+    async def _wait_empty(self) -> None:
+        await self._board.wait_empty()
+        if self._quic is not None:
+            await self._quic.wait_empty()
 
     async def _close_log(self) -> None:
         if self._log is None:
@@ -537,6 +584,7 @@ class Gateway:
             max_connections=service.max_connections,
             counters=service.counters(),
             events=self._speakers[name].counters(),
+            gauges=getattr(self._speakers[name], "gauges", dict)(),
         )
 
     def _log_figures(self) -> LogFigures | None:

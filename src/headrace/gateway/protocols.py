@@ -15,8 +15,10 @@ from headrace.nodes.gateway_node import GatewayNode, node_name, node_uuid
 from headrace.nodes.registry import Verifier
 from headrace.session import Session
 from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.felix import Felix
 from headrace.sessions.rights import Keyring
 from headrace.sessions.zeroctl import Zeroctl
+from headrace.wire.felix import HEADER_BYTES, split_address
 
 LENGTH_FIELD = 4  # bytes in front of a BlipMQ or zeroctl frame that its length does not count
 
@@ -102,7 +104,39 @@ class ZeroctlSpeaker:
         self._hashers.submit(work)
 
 
+class FelixSpeaker:
+    """Felix, whose connections have many streams: what carries them asks `felix` for a session for each."""
+
+    quickack = False
+
+    def __init__(self, bus: Bus, config: Config) -> None:
+        listen = config.listen.felix
+        self.felix = Felix(bus, max_length=listen.max_frame_bytes)
+        self.max_frame = listen.max_frame_bytes + HEADER_BYTES
+        self.counters = self.felix.counters
+        self.gauges = self.felix.gauges
+        self.configure(config)
+
+    def session(self) -> Session:
+        raise NotImplementedError("a Felix session is a stream of a peer")
+
+    def configure(self, config: Config) -> None:
+        listen, felix = config.listen.felix, self.felix
+        felix.block_timeout_us = round(config.log.block_timeout * 1e6)
+        felix.max_subscriptions = listen.max_subscriptions
+        felix.mild = listen.bad_header == "stream"
+        felix.reference = listen.dialect == "reference"
+        felix.batch_events = listen.batch_events
+        felix.batch_bytes = listen.batch_bytes
+        felix.batch_delay_us = round(listen.batch_delay * 1e6)
+        felix.cache.max_entries = listen.cache_entries
+        felix.cache.max_bytes = listen.cache_bytes
+        felix.register(listen.strict, map(split_address, listen.streams), map(split_address, listen.caches))
+
+
 SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
     "blipmq": BlipmqSpeaker,
     "zeroctl": ZeroctlSpeaker,
 }
+# Those that QUIC carries.
+QUIC_SPEAKERS: dict[ProtocolName, Callable[[Bus, Config], FelixSpeaker]] = {"felix": FelixSpeaker}

@@ -1,0 +1,111 @@
+"""`headrace top`: a running gateway's figures from its admin address."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from headrace.cli import main, top
+from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["top", *words], catch_exceptions=False, env={"COLUMNS": "160"})
+
+
+def admin_of(gateway: GatewayProcess) -> str:
+    found = re.search(r"admin=(\S+)", gateway.out[0])
+    assert found is not None
+    return found[1]
+
+
+def shown(now: top.Moment, before: top.Moment | None) -> str:
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(top.view(now, before))
+    return captured.get()
+
+
+def test_once_shows_protocols_log_and_drops(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path) as gateway:
+        result = run("--at", admin_of(gateway), "--once", "--every", "0.1")
+    assert result.exit_code == 0
+    for word in ("ready", "blipmq", "127.0.0.1", "log and bus", "0 messages", "drops", "drop"):
+        assert word in result.output
+
+
+def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
+    def moment(at: float, published: int, rows: int) -> top.Moment:
+        listener = {"protocol": "blipmq", "addresses": ["here:1"], "tls": True, "connections": 2}
+        bus = {
+            "published": {"blipmq": published},
+            "delivered": {"blipmq": 0},
+            "published_bytes": {"blipmq": 0},
+        }
+        sink = {"drop": "d", "uri": "u", "lag_offsets": 5, "lag_seconds": 2.0, "stats": {"rows": rows}}
+        status = {"listeners": [listener], "bus": bus, "sinks": [sink], "ready": True, "node": "n"}
+        return top.Moment(at, status)
+
+    first, second = moment(10.0, 1000, 50), moment(12.0, 5000, 350)
+    assert "here:1 (TLS)" in shown(first, None)
+    later = shown(second, first)
+    assert "2.0k" in later  # messages a second
+    assert "150" in later  # rows a second
+    assert top.NO_RATE in shown(first, second)  # it was started anew
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    status = {"listeners": [], "ready": False, "reasons": ["the log is full"], "warnings": ["the drop fails"]}
+    text = shown(top.Moment(1.0, status), None)
+    assert "not ready: the log is full" in text
+    assert "the drop fails" in text
+
+
+@pytest.mark.parametrize("at", ["8600", "127.0.0.1:8600", "http://127.0.0.1:8600/"])
+def test_address_may_be_a_port_a_place_or_a_url(at: str) -> None:
+    assert top.url_of(at) == "http://127.0.0.1:8600"
+
+
+def test_an_address_that_nobody_answers_is_said_so() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        result = run("--at", f"127.0.0.1:{nobody.getsockname()[1]}", "--once")
+    assert result.exit_code == 1
+    assert "Error: cannot reach http://127.0.0.1:" in result.output
+
+
+def test_it_goes_on_until_it_is_interrupted_and_outlives_the_gateway(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    seen = bytearray()
+
+    def shows(word: bytes) -> None:
+        while word not in seen:
+            assert select.select([screen], [], [], PATIENCE)[0], bytes(seen)
+            seen.extend(os.read(screen, 65536))
+
+    with GatewayProcess(tmp_path) as gateway:
+        command = [sys.executable, "-c", MAIN, "top", "--at", admin_of(gateway), "--every", "0.1"]
+        environ = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+        child = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environ)
+        try:
+            shows(b"blipmq")
+            gateway.child.send_signal(signal.SIGTERM)
+            gateway.child.wait(PATIENCE)
+            shows(b"cannot reach")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(PATIENCE) == 128 + signal.SIGINT
+        finally:
+            child.kill()
+            child.wait()
+            os.close(terminal)
+            os.close(screen)
