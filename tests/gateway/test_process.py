@@ -548,7 +548,7 @@ RELOADED = {
     "gateway.drain_timeout": "4s",
 }
 KEYS_TOML = '[[keys]]\nname = "other"\nkey = "other-key"\npublish = ["x"]\n'
-# Protocols that this version does not speak have the same settings.
+# Protocols that are not listened for here have the same settings.
 UNSPOKEN = ("listen.overhop.", "listen.relink.", "listen.zeroctl.")
 
 
