@@ -103,9 +103,24 @@ REQUIREMENTS = {
             "apk": ("util-linux", "util-linux-misc"),
         },
     ),
+    "mosquitto": Requirement(
+        label="mosquitto",
+        find=lambda: find_program("mosquitto"),
+        packages=dict.fromkeys(("apt-get", "dnf", "apk", "brew"), ("mosquitto",)),
+    ),
     "nats-server": Requirement(
         label="nats-server",
         find=lambda: find_program("nats-server"),
         packages=dict.fromkeys(("apt-get", "dnf", "apk", "brew"), ("nats-server",)),
+    ),
+    "rabbitmq-server": Requirement(
+        label="rabbitmq-server",
+        find=lambda: find_program("rabbitmq-server"),
+        packages={
+            "apt-get": ("rabbitmq-server",),
+            "dnf": ("rabbitmq-server",),
+            "apk": ("rabbitmq-server",),
+            "brew": ("rabbitmq",),
+        },
     ),
 }

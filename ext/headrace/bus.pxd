@@ -99,6 +99,8 @@ cdef struct Topic:
     uint32_t interests_room
     bint known              # filters were matched against it
     bint dirty              # it is on the list for the next dispatch
+    uint64_t dirty_from     # lsn of the message that put it there
+    uint64_t dirty_to       # and of the last one since
 
 cdef struct Flight:         # delivered at least once, not yet acknowledged
     uint64_t offset
@@ -142,7 +144,9 @@ cdef class Interest:
     cdef int admit(self, Bus bus, uint32_t topic) noexcept
     cdef int put(self, uint32_t topic, uint32_t topics) noexcept
     cdef void leave_topics(self, Bus bus) noexcept
-    cdef uint64_t next_position(self, const Index* index, uint64_t start) noexcept nogil
+    cdef bint few(self) noexcept nogil
+    cdef uint64_t next_position(self, const Topic* topics, uint64_t number, const Index* index,
+                                uint64_t start) noexcept nogil
 
 
 # A durable subscription as the log tells it, while the log is read.
@@ -194,6 +198,9 @@ cdef class Subscription:
     cdef uint64_t list_segment          # number of the sealed segment that list_ is of; 0: to be looked up
     cdef uint64_t next_offset           # offset that the cursor is at or before
     cdef uint64_t searched              # filter: nothing more is below this lsn, whether safe or not
+    cdef uint64_t waiting_from          # filter: nothing for it is between the cursor and this lsn; 0: all that was
+                                        # dispatched was handed out
+    cdef uint64_t waiting_to            # and nothing that was dispatched is beyond this
     # in flight
     cdef Flight* flights                # ring, ascending offsets
     cdef uint32_t flights_first
@@ -265,6 +272,7 @@ cdef class Subscription:
     cdef bint confirms(self, const RecordHeader* record) noexcept nogil
     cdef bint spared(self, const RecordHeader* record) except -1
     cdef bint resolve(self, Segment* segment) noexcept
+    cdef bint skip_to_news(self) noexcept
     cdef bint next_record(self, uint64_t limit, Segment** segment, uint64_t* position) noexcept
     cdef bint more_beyond(self) noexcept
     cdef void skip_one(self, Segment* segment, uint64_t position) noexcept
@@ -339,6 +347,8 @@ cdef class Bus(Keeper):
     cdef uint32_t* dirty
     cdef uint32_t dirty_count
     cdef uint32_t dirty_room
+    cdef uint64_t dirty_from            # lsn of the message that put the first topic there
+    cdef bint unmarked_topics           # for want of memory one is not there: cursors cannot be moved by it any more
     cdef bint scheduled
     cdef list acking                    # subscriptions with unwritten acknowledgements
     cdef list safe_waiters              # subscriptions to wake when the safe end moved

@@ -41,6 +41,8 @@ cdef enum:
     ID_BLOCK = 1024          # subscription ids are reserved in the log this many at a time
     MARK_EVERY = 256         # messages between two marks of a segment's index
     WALK = 1024              # records that a filter passes in vain before it asks the index where to go on
+    FEW_TOPICS = 64          # of a filter: the index is asked for each of them by itself
+    SHORT_WALK = 64          # and after so few records, because it answers soon
     OWNERS = 32              # flights that one CONTROL_CARRY names
     SPARE_FLIGHTS = 64       # done ones, and entries that hold no more, are kept up to as many as open ones and these
     ACKS_REPEATED = 4096     # acknowledgements above the floor that a restart has to remember one by one
@@ -205,6 +207,35 @@ cdef void note_topic(void* ctx, uint32_t id) noexcept:
         interest.failed = True
 
 
+cdef uint32_t first_from(const uint32_t* list_, uint32_t count, uint32_t begin, uint32_t best) noexcept nogil:
+    """The first position of a list at or after `begin`, if it is before `best`; else that."""
+    cdef uint32_t low = 0, high, middle
+    if count == 0 or list_[count - 1] < begin or list_[0] >= best:
+        return best
+    high = count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if list_[middle] < begin:
+            low = middle + 1
+        else:
+            high = middle
+    return min(best, list_[low])
+
+
+cdef const uint32_t* entry_of(const Index* index, uint32_t topic) noexcept nogil:
+    """A topic's entry in a sealed index: topic, start, count; NULL where it has none."""
+    cdef uint32_t low = 0, high = index.topics, middle
+    while low < high:
+        middle = (low + high) // 2
+        if index.mapped[3 * middle] < topic:
+            low = middle + 1
+        else:
+            high = middle
+    if low < index.topics and index.mapped[3 * low] == topic:
+        return index.mapped + 3 * low
+    return NULL
+
+
 @cython.final
 cdef class Interest:
     def __dealloc__(self):
@@ -309,37 +340,38 @@ cdef class Interest:
                     entry.interests_count = n - 1
                     break
 
-    cdef uint64_t next_position(self, const Index* index, uint64_t start) noexcept nogil:
-        """Where the first message of these topics at or after `start` stands, by a segment's index; UINT64_MAX: nowhere."""
+    cdef bint few(self) noexcept nogil:
+        """Whether it has so few topics that looking each of them up costs less than looking at all that there are."""
+        return self.bits == NULL and self.count <= FEW_TOPICS
+
+    cdef uint64_t next_position(self, const Topic* topics, uint64_t number, const Index* index,
+                                uint64_t start) noexcept nogil:
+        """Where the first message of these topics at or after `start` stands, by the index of segment `number`;
+        UINT64_MAX: nowhere."""
         cdef uint32_t begin = <uint32_t>(start >> 3), best = UINT32_MAX
-        cdef uint32_t i, topic, count, low, high, middle
-        cdef const uint32_t* list_
-        for i in range(index.topics):
-            if index.mapped != NULL:
-                topic = index.mapped[3 * i]
-                list_ = index.mapped + index.mapped[3 * i + 1]
-                count = index.mapped[3 * i + 2]
-            else:
-                topic = index.open_lists[i].topic
-                list_ = index.open_lists[i].list
-                count = index.open_lists[i].count
-            if not self.has(topic) or count == 0 or list_[count - 1] < begin or list_[0] >= best:
-                continue
-            low = 0
-            high = count - 1
-            while low < high:
-                middle = (low + high) // 2
-                if list_[middle] < begin:
-                    low = middle + 1
+        cdef uint32_t i, topic
+        cdef const uint32_t* entry
+        if self.few():
+            for i in range(self.table_room):
+                topic = self.table[i]
+                if topic == 0:
+                    continue
+                if index.mapped == NULL:
+                    if topics[topic].segment == number:
+                        best = first_from(topics[topic].here.list, topics[topic].here.count, begin, best)
                 else:
-                    high = middle
-            best = min(best, list_[low])
+                    entry = entry_of(index, topic)
+                    if entry != NULL:
+                        best = first_from(index.mapped + entry[1], entry[2], begin, best)
+        else:
+            for i in range(index.topics):
+                if index.mapped == NULL:
+                    if self.has(index.open_lists[i].topic):
+                        best = first_from(index.open_lists[i].list, index.open_lists[i].count, begin, best)
+                elif self.has(index.mapped[3 * i]):
+                    best = first_from(
+                        index.mapped + index.mapped[3 * i + 1], index.mapped[3 * i + 2], begin, best)
         return UINT64_MAX if best == UINT32_MAX else <uint64_t>best << 3
-
-
-@cython.final
-cdef class Note:
-    pass
 
 
 @cython.final
@@ -429,14 +461,36 @@ cdef class Subscription:
             self.list_count = index.mapped[3 * low + 2]
         return self.list_count > 0
 
+    cdef bint skip_to_news(self) noexcept:
+        """Moves a filter's cursor past what it need not look at: every message that it matches has put its topic on the
+        list of dirty ones, and the dispatch told where the first of them is. False where there is nothing new at all."""
+        cdef Bus bus = self.bus
+        cdef uint64_t lsn
+        if bus.unmarked_topics:
+            return True
+        if ((self.segment << 40) | self.position) > self.waiting_to:
+            self.waiting_from = 0
+        lsn = self.waiting_from
+        if lsn == 0:
+            lsn = bus.dirty_from if bus.dirty_count else bus.log.published_
+        if lsn > ((self.segment << 40) | self.position):
+            self.segment = lsn >> 40
+            self.position = lsn & POSITION
+        return self.waiting_from != 0 or bus.dirty_count != 0
+
     cdef bint next_record(self, uint64_t limit, Segment** found, uint64_t* where) noexcept:
         """Moves the cursor to the next record that matches, below the lsn `limit`; False where there is none."""
         cdef Log log = self.bus.log
         cdef Segment* segment
         cdef RecordHeader* record
         cdef uint64_t position, end
-        cdef uint32_t passed
+        cdef uint32_t passed, walk = WALK
         cdef bint whole
+        if not self.exact:
+            if not self.skip_to_news():
+                return False
+            if self.interest.few():
+                walk = SHORT_WALK
         while True:
             segment = self.bus.segment_at(self.segment)
             if segment == NULL:
@@ -472,10 +526,11 @@ cdef class Subscription:
                         return True
                     position += padded(record.length)
                     passed += 1
-                    if passed == WALK:
+                    if passed == walk:
                         passed = 0
-                        position = min(end, self.interest.next_position(<Index*>segment.index, position)
-                                       if segment.index != NULL else UINT64_MAX)
+                        position = min(end, self.interest.next_position(
+                            self.bus.topics, segment.number, <Index*>segment.index, position)
+                            if segment.index != NULL else UINT64_MAX)
                 self.position = position
                 if not whole:
                     return False
@@ -542,6 +597,8 @@ cdef class Subscription:
         cdef uint32_t low, high, middle
         cdef uint64_t waiting = 0
         cdef Py_ssize_t i
+        self.waiting_from = 1                             # nobody told it what is there
+        self.waiting_to = UINT64_MAX
         if segment == NULL:
             self.seek_end()
             return
@@ -771,10 +828,15 @@ cdef class Subscription:
             self.delivered += 1
             bus.delivered_count[self.protocol] += 1
             return 1
-        if self.at_least_once and not self.waits_safe and limit < bus.log.published_ and self.more_beyond():
-            self.waits_safe = True
-            bus.safe_waiters.append(self)
-            bus.log.ask_sync()
+        if limit >= bus.log.published_:
+            self.waiting_from = self.waiting_to = 0
+        elif self.at_least_once and not self.waits_safe:
+            if self.more_beyond():
+                self.waits_safe = True
+                bus.safe_waiters.append(self)
+                bus.log.ask_sync()
+            else:
+                self.waiting_from = self.waiting_to = 0
         return 0
 
     cdef int redeliver(self, Flight* flight, Member member, int64_t now, Delivery* out) except -1:
@@ -1925,8 +1987,14 @@ cdef class Bus(Keeper):
         topic = &self.topics[m.topic]
         if self.put_position(m) != 0:
             return APPEND_FAILED
+        topic.dirty_to = (m.segment.number << 40) | m.position
         if not topic.dirty and (topic.subscriptions_count or topic.interests_count):
-            self.mark_dirty(m.topic)
+            if self.mark_dirty(m.topic) != 0:
+                self.unmarked_topics = True
+            else:
+                topic.dirty_from = topic.dirty_to
+                if self.dirty_count == 1:
+                    self.dirty_from = topic.dirty_from
         self.published_count[m.protocol & (PROTOCOLS - 1)] += 1
         self.published_bytes[m.protocol & (PROTOCOLS - 1)] += m.payload_len
         return APPEND_OK
@@ -2050,6 +2118,9 @@ cdef class Bus(Keeper):
                 woken.append(<Subscription>topic.subscriptions[k])
             for k in range(topic.interests_count):
                 for subscription in (<Interest>topic.interests[k]).subscriptions:
+                    if subscription.waiting_from == 0 or topic.dirty_from < subscription.waiting_from:
+                        subscription.waiting_from = topic.dirty_from
+                    subscription.waiting_to = max(subscription.waiting_to, topic.dirty_to)
                     if not subscription.wake_due:         # it may match many of the topics
                         subscription.wake_due = True
                         woken.append(subscription)

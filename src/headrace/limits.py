@@ -153,6 +153,37 @@ BLIPMQ_HANDSHAKE_TIMEOUT = Limit(
     " time for a slow link and for a second try with another key.",
 )
 
+ZEROCTL_HEADER_BYTES = Limit(
+    64 * KiB, 64 * KiB, 1 * MiB, "64 KiB is the least that a transport has to carry (zeroctl, header)."
+)
+ZEROCTL_BODY_BYTES = Limit(
+    4 * MiB,
+    4 * MiB,
+    32 * MiB,
+    "4 MiB is the least that a transport has to carry (zeroctl, body).",
+)
+ZEROCTL_HANDSHAKE_TIMEOUT = Limit(
+    30.0, 0.0, 1 * HOUR, "A peer that never says who it is would hold a connection for nothing."
+)
+ZEROCTL_KEEPALIVE = Limit(
+    30.0,
+    0.0,
+    1 * HOUR,
+    "A peer that has vanished is noticed after three of these; what it had not acknowledged goes to another one.",
+)
+ZEROCTL_HEARTBEAT = Limit(
+    40.0,
+    0.0,
+    120.0,
+    "The protocol's own limit is 120 s; its clients send one every 40 s (zeroctl, endpoints).",
+)
+# Longer than three of the longest heartbeat intervals by far: a node may not ask to be remembered for ever.
+ZEROCTL_MOST_TTL = 1 * DAY
+# Some 1 KiB each; a flood of invented nodes is bounded.
+ZEROCTL_NODES = 10_000
+# Bodies above this are hashed in a thread: half a millisecond of work at the speed of one core.
+ZEROCTL_HASH_INLINE = 256 * KiB
+ZEROCTL_SIGNERS = 1000  # a signature is tried with each of them
 FELIX_FRAME_BYTES = Limit(
     16 * MiB,
     64 * KiB,
@@ -313,6 +344,23 @@ RELINK_PING_TIMEOUT = Limit(
 )
 RELINK_ENDPOINT_BYTES = 255  # the handshake counts a name's bytes with 8 bits
 RELINK_ID_BYTES = Limit(4, 0, 8, "Ids are integers here; the protocol's own size field has 8 bits.")
+
+# --- carriers and services ----------------------------------------------------------------------------------
+
+CARRIER_NAME_CHARS = 32  # it is in metrics, log lines and headers
+CARRIER_PREFETCH = Limit(
+    256,
+    1,
+    65_535,
+    "What a broker may send before the first of it is safe; enough for a round trip to the disk.",
+)
+CARRIER_RECONNECT_DELAY = Limit(
+    5.0, 0.05, 10 * MINUTE, "Soon enough after a broker's restart, seldom enough not to be in its way."
+)
+CARRIER_PREFIX_CHARS = 64
+SERVICE_NAME_CHARS = 64
+SERVICE_DESCRIPTION_CHARS = 1024
+URL_CHARS = 2048
 
 # --- keys ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.admin import names
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures, SinkFigures
+from headrace.admin.statistics import CarrierFigures, Figures, ListenerFigures, LogFigures, SinkFigures
 from headrace.bus import Bus
 from headrace.connection import Service
 from headrace.log import Log
@@ -83,6 +83,12 @@ class RealStatistics:
 
     def segments(self) -> list[Mapping[str, Any]]:
         return [segment._asdict() for segment in self.log.segments()]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"node-name": "web1", "node-uuid": "0" * 32}]
+
+    def carriers(self) -> list[CarrierFigures]:
+        return [CarrierFigures("field", "mqtt", True, {"taken": 3})]
 
     def not_ready(self) -> list[str]:
         return self.reasons

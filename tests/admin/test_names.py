@@ -5,11 +5,14 @@ from pathlib import Path
 
 from headrace.admin import names
 from headrace.bus import Bus
+from headrace.carriers.carrier import Carrier
+from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.overhop import Overhop
 from headrace.sessions.queues import Queues
 from headrace.sessions.rights import Keyring
+from headrace.sessions.zeroctl import Zeroctl
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -30,6 +33,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
             "drop",
             "reason",
             "what",
+            "carrier",
         }
 
 
@@ -52,3 +56,16 @@ def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
     for protocol, events in counted.items():
         rows = re.findall(rf"^\| {protocol} \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
         assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == events
+
+
+def test_the_manual_lists_every_event_of_zeroctl_and_of_carriers(tmp_path: Path) -> None:
+    with Log(tmp_path, segment_bytes=256 * 1024, pool_segments=1) as log:
+        bus = Bus(log)
+        counted = list(Zeroctl(bus, Keyring(), node_name="n", node_uuid="u").counters())
+        config = CarrierConfig(name="c", url="mqtt://x", take=["#"])
+        carried = list(Carrier(config, bus, "n", "u").counts)
+        bus.close()
+    manual = MANUAL.read_text()
+    for title, expected in (("zeroctl", counted), ("carriers", carried)):
+        rows = re.findall(rf"^\| {title} \| (.*?) \|", manual, re.MULTILINE)
+        assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == expected

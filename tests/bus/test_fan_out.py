@@ -1,9 +1,15 @@
 """Topics, filters and cursors: who gets what, in which order, and what it costs the publisher."""
 
+import tempfile
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.bus import Bus
 from headrace.errors import BusError
+from headrace.log import Log
+from headrace.trie import matches
 from tests.bus.conftest import Place, payloads, take_all
 
 
@@ -171,3 +177,77 @@ def test_kept_subscription_follows_the_safe_end_and_has_nothing_in_flight(place:
     assert payloads(received) == [b"0", b"1", b"2"]
     assert not any(one.confirm for one in received)
     assert subscription.inflight == 0
+
+
+def test_filter_that_was_idle_for_long_goes_on_at_the_first_message_for_it(place: Place) -> None:
+    idle = place.bus.subscribe("rare.#").join(None, -1, 1)
+    sent, got = [], []
+    for turn in range(40):
+        for i in range(50):
+            place.publish(f"busy.{i}", b"x")
+        if turn % 7 == 0:
+            for word in ("a", "b", "a"):
+                place.publish(f"rare.{word}.{turn}", f"{turn}{word}".encode())
+                sent.append(f"{turn}{word}".encode())
+            if turn % 2:  # before anybody was told
+                got += payloads(take_all(idle))
+        if turn % 3 == 0:
+            place.bus.dispatch()
+            got += payloads(take_all(idle))
+    place.bus.dispatch()
+    got += payloads(take_all(idle))
+    assert got == sent
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a.x", "a.y", "b.x", "c"]), st.sampled_from("pdtu")), max_size=60))
+def test_filter_misses_nothing_in_any_order_of_publishing_dispatching_and_taking(
+    steps: list[tuple[str, str]],
+) -> None:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Log(directory, segment_bytes=1 << 18, pool_segments=1) as log,
+    ):
+        bus = Bus(log)
+        filters = ["a.#", "*.x", "#", "c"]
+        members = [bus.subscribe(filter).join(None, -1, 0) for filter in filters]
+        safe = bus.subscribe("#.x", at_least_once=True, confirm_all=True).join(None, -1, 0)
+        sent: list[str] = []
+        taken: list[list[str]] = [[] for _ in members]
+        safely: list[str] = []
+        for topic, step in [*steps, ("", "d"), ("", "u"), ("", "t")]:
+            if step == "p":
+                bus.publish(topic, b"")
+                sent.append(topic)
+            elif step == "d":
+                bus.dispatch()
+            elif step == "u":
+                log.sync_now()
+            else:
+                for member, found in zip(members, taken, strict=True):
+                    while (received := member.receive()) is not None:
+                        found.append(received.topic.decode())
+                while (received := safe.receive()) is not None:
+                    safely.append(received.topic.decode())
+        for filter, found in zip(filters, taken, strict=True):
+            assert found == [topic for topic in sent if matches(filter, topic)]
+        assert safely == [topic for topic in sent if matches("#.x", topic)]
+        bus.close()
+
+
+@pytest.mark.parametrize("filter", ["few.3.#", "few.#", "*.7.x", "#"])
+def test_filter_finds_all_of_its_messages_in_sealed_segments_and_in_the_open_one(
+    place: Place, filter: str
+) -> None:
+    """With few topics each is looked up by itself, with many all are looked at; either way nothing is passed by."""
+    sent = []
+    for i in range(6000):
+        topic = f"few.{i % 10}.x" if i % 97 == 0 else f"many.{i % 300}"
+        place.publish(topic, bytes(150))
+        sent.append(topic)
+    assert len(place.log.segments()) > 3
+    member = place.bus.subscribe(filter, start=0).join(None, -1, 1)
+    found = [received.topic.decode() for received in take_all(member)]
+    kept = sent[place.log.first :]  # retention lets the oldest go
+    assert found == [topic for topic in kept if matches(filter, topic)]
+    place.publish("few.3.x", b"")
+    assert len(take_all(member)) == matches(filter, "few.3.x")

@@ -27,6 +27,8 @@ SMALL = (
     "log.retention_bytes=2MiB",
     "listen.blipmq.max_frame_bytes=64KiB",
     *(f"listen.{name}.bind=127.0.0.1:0" for name in PROTOCOLS),
+    "listen.zeroctl.bind=",  # its largest messages need larger segments
+    "zeroctl.heartbeat_interval=0",  # no messages but the tests' own
     "admin.bind=127.0.0.1:0",
 )
 

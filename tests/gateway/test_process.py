@@ -42,7 +42,7 @@ def rest_of(peer: socket.socket) -> bytes:
 @on_both_loops
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_when_it_is_ready_and_ends_with_0(loop: str, number: signal.Signals, tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, f"gateway.loop={loop}") as gateway:
+    with GatewayProcess(tmp_path, f"gateway.loop={loop}", "listen.zeroctl.bind=127.0.0.1:0") as gateway:
         assert re.fullmatch(r"headrace ready( [a-z]+=127\.0\.0\.1:\d+)+\n", gateway.out[0])
         assert set(gateway.places) == {"admin", *SPEAKERS, *QUIC_SPEAKERS}
         assert gateway.get("/readyz") == (200, '{"ready": true, "reasons": [], "warnings": []}\n')
@@ -519,6 +519,7 @@ RELOADED = {
     "listen.blipmq.high_water": "32KiB",
     "listen.blipmq.stall_timeout": "6s",
     "listen.blipmq.handshake_timeout": "8s",
+    "zeroctl.heartbeat_interval": "11s",
     "listen.felix.max_connections": "13",
     "listen.felix.idle_timeout": "8m",
     "listen.felix.high_water": "64KiB",
@@ -540,7 +541,7 @@ RELOADED = {
     "gateway.drain_timeout": "4s",
 }
 KEYS_TOML = '[[keys]]\nname = "other"\nkey = "other-key"\npublish = ["x"]\n'
-# Protocols that this version does not speak have the same settings.
+# Protocols that are not listened for here have the same settings.
 UNSPOKEN = ("listen.overhop.", "listen.relink.", "listen.zeroctl.")
 
 
@@ -582,6 +583,8 @@ def test_every_setting_that_may_change_while_running_does(
             assert service.stall_timeout == 6
             shared = gateway._speakers["blipmq"]._shared  # type: ignore[attr-defined]
             assert shared.handshake_timeout_us == 8_000_000
+            assert gateway._node is not None
+            assert gateway._node.heartbeat(0.0)["ttl"] == 33
             assert shared.block_timeout_us == 7_000_000
             assert shared.keys.lookup(b"other-key").name == "other"
             assert shared.keys.lookup(b"dev-key") is None

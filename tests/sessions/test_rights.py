@@ -154,3 +154,20 @@ def test_reload_that_fails_changes_nothing(bad: Any) -> None:
     assert rights.publishes("t")
     assert not rights.publishes("u")
     assert not other.revoked
+
+
+@pytest.mark.parametrize(
+    ("allowed", "filter", "may"),
+    [
+        ("#", "a.#.b", True),
+        ("a.#", "a", True),
+        ("a.*", "a.#", False),
+        ("a.#.#", "a.b.*", True),
+        ("*.#", "#", False),
+        ("a.b", "a.b", True),
+        ("a.b", "a.*", False),
+        ("*.*", "a.*", True),
+    ],
+)
+def test_filter_may_be_followed_if_all_that_it_matches_may_be(allowed: str, filter: str, may: bool) -> None:
+    assert Rights("k", [], [allowed]).follows(filter) == may

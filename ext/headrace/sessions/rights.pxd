@@ -20,6 +20,7 @@ cdef class Rights:
     # `topic` is its id on the bus, or 0 where it has none yet: the answer is then not kept.
     cdef bint may_publish(self, uint32_t topic, const char* text, Py_ssize_t n) except -1
     cdef bint may_subscribe(self, uint32_t topic, const char* text, Py_ssize_t n) except -1
+    cdef bint may_follow(self, bytes filter) except -1
     cdef int set_filters(self, list publish, list subscribe) except -1
     cdef int revoke(self) except -1
 

@@ -47,6 +47,19 @@ cdef bint answer(Answers* answers, list filters, uint32_t topic, const char* tex
     return answers.known[topic] == YES
 
 
+cdef bint covers(list wide, list narrow) except -1:
+    """Whether the words `wide` match every topic that the words `narrow` match. It may say no where the answer is yes, if
+    both have several wildcards next to each other; never the other way round."""
+    cdef Py_ssize_t i
+    if not wide:
+        return not narrow
+    if wide[0] == b"#":
+        return any([covers(wide[1:], narrow[i:]) for i in range(len(narrow) + 1)])
+    if not narrow or narrow[0] == b"#" or (wide[0] != b"*" and wide[0] != narrow[0]):
+        return False
+    return covers(wide[1:], narrow[1:])
+
+
 cdef list encoded(filters):
     return [filter.encode() for filter in filters]
 
@@ -84,6 +97,15 @@ cdef class Rights:
     cdef bint may_subscribe(self, uint32_t topic, const char* text, Py_ssize_t n) except -1:
         return answer(&self.subscribe_answers, self.subscribe_filters, topic, text, n)
 
+    cdef bint may_follow(self, bytes filter) except -1:
+        """Whether it may subscribe to every topic that a filter matches, now and later."""
+        cdef list words = filter.split(b".")
+        cdef bytes allowed
+        for allowed in self.subscribe_filters:
+            if allowed == filter or covers(allowed.split(b"."), words):
+                return True
+        return False
+
     def publishes(self, str topic not None):
         """Whether it may publish to this topic."""
         cdef bytes text = topic.encode()
@@ -93,6 +115,10 @@ cdef class Rights:
         """Whether it may subscribe to this topic."""
         cdef bytes text = topic.encode()
         return self.may_subscribe(0, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+
+    def follows(self, str filter not None):
+        """Whether it may subscribe to every topic that this filter matches."""
+        return self.may_follow(filter.encode())
 
 
 cdef class Keyring:

@@ -9,7 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.admin import names
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures, SinkFigures, Statistics
+from headrace.admin.statistics import (
+    CarrierFigures,
+    Figures,
+    ListenerFigures,
+    LogFigures,
+    SinkFigures,
+    Statistics,
+)
 
 
 def registry(statistics: Statistics) -> CollectorRegistry:
@@ -41,6 +48,8 @@ class GatewayCollector(Collector):
             yield from _log(figures.log)
         if figures.bus is not None:
             yield from _by_key(names.BUS, figures.bus)
+        yield _family(names.NODES, {(): len(self._statistics.nodes())})
+        yield from _carriers(self._statistics.carriers())
         yield from _sinks(figures.sinks)
 
     def _process(self, figures: Figures) -> Iterator[Metric]:
@@ -84,6 +93,14 @@ def _sinks(sinks: list[SinkFigures]) -> Iterator[Metric]:
     yield _family(
         names.SINK_FAILURES,
         {(one.drop, reason): count for one in ours for reason, count in one.stats["failures"].items()},
+    )
+
+
+def _carriers(carriers: list[CarrierFigures]) -> Iterator[Metric]:
+    yield _family(names.CARRIER_CONNECTED, {(one.name,): one.connected for one in carriers})
+    yield _family(
+        names.CARRIER_EVENTS,
+        {(one.name, event): count for one in carriers for event, count in one.counts.items()},
     )
 
 

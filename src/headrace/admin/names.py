@@ -125,6 +125,19 @@ BUS: Final = {
     "delivered": _counter("delivered", "Messages delivered to subscribers.", "protocol"),
 }
 
+# --- zeroctl's nodes and carriers ---------------------------------------------------------------------------
+
+NODES: Final = _gauge("zeroctl_nodes", "zeroctl nodes that were heard within their time to live.")
+CARRIER_CONNECTED: Final = _gauge(
+    "carrier_connected", "1 while there is a connection to the carrier's broker.", "carrier"
+)
+CARRIER_EVENTS: Final = _counter(
+    "carrier_events",
+    "What a carrier counted; the events are listed in docs/operations.md.",
+    "carrier",
+    "event",
+)
+
 # --- the sink, by drop --------------------------------------------------------------------------------------
 
 SINK_COVERED: Final = _gauge(
@@ -172,6 +185,9 @@ ALL: Final = (
     LOG_RECOVERY_DAMAGE,
     *LOG.values(),
     *BUS.values(),
+    NODES,
+    CARRIER_CONNECTED,
+    CARRIER_EVENTS,
     SINK_COVERED,
     SINK_LAG_OFFSETS,
     SINK_LAG_SECONDS,

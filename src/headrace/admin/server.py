@@ -1,4 +1,4 @@
-"""The web side's pages: /metrics, /healthz, /readyz, /api/status and a page for people. It answers whoever
+"""The web side's pages: /metrics, /healthz, /readyz, /api/status, /api/nodes and a page for people. It answers whoever
 asks, so it belongs on the loopback interface or behind something that asks who it is. Opens no sockets
 itself."""
 
@@ -46,6 +46,7 @@ class AdminServer:
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._readiness),
                 web.get("/api/status", self._status),
+                web.get("/api/nodes", self._nodes),
             ]
         )
         app.on_response_prepare.append(_add_headers)
@@ -78,6 +79,14 @@ class AdminServer:
 
     async def _status(self, request: web.Request) -> web.Response:
         return _json({**self._known(), "segments": self._statistics.segments()})
+
+    async def _nodes(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "nodes": self._statistics.nodes(),
+                "carriers": [asdict(one) for one in self._statistics.carriers()],
+            }
+        )
 
     def _known(self) -> dict[str, Any]:
         reasons = self._statistics.not_ready()
@@ -122,7 +131,7 @@ def _page(known: dict[str, Any]) -> str:
     for sink in known["sinks"]:
         shown = {key: value for key, value in sink.items() if key != "drop"}
         parts.append(_table(f"drop {sink['drop']}", shown))
-    parts.append("<p>/metrics /healthz /readyz /api/status</p></body></html>\n")
+    parts.append("<p>/metrics /healthz /readyz /api/status /api/nodes</p></body></html>\n")
     return "".join(parts)
 
 

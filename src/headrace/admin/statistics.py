@@ -47,6 +47,16 @@ class SinkFigures:
 
 
 @dataclass(frozen=True)
+class CarrierFigures:
+    """One broker that the gateway is a client of."""
+
+    name: str
+    kind: str
+    connected: bool
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Figures:
     """A gateway at one moment."""
 
@@ -68,6 +78,12 @@ class Statistics(Protocol):
 
     def segments(self) -> list[Mapping[str, Any]]:
         """The log's segments, oldest first."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """zeroctl's nodes that were heard, by name."""
+
+    def carriers(self) -> list[CarrierFigures]:
+        """The brokers that the gateway is a client of, and what was carried."""
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it should."""

@@ -33,6 +33,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _drops(config)
     yield from _queues(config)
     yield from _endpoints(config)
+    yield from _zeroctl(config)
 
 
 def cautions(config: Config) -> Iterator[str]:
@@ -53,6 +54,15 @@ def cautions(config: Config) -> Iterator[str]:
         yield (
             f"listen.overhop is open to other machines ({public[0]}) and its peers may do everything; set"
             " listen.overhop.key"
+        )
+    zeroctl = config.listen.zeroctl
+    # A header may grow by the escaping of its reserved keys, at most by 8 bytes for each 12.
+    largest = zeroctl.max_header_bytes * 5 // 3 + zeroctl.max_body_bytes
+    least = limits.LOG_MESSAGES_PER_SEGMENT * (largest + limits.LOG_RECORD_OVERHEAD)
+    if zeroctl.bind and config.log.segment_bytes < least:
+        yield (
+            f"log.segment_bytes is too little for listen.zeroctl.max_body_bytes: with less than {format_size(least)}"
+            " the largest messages are refused"
         )
     for index, key in enumerate(config.keys):
         for text in (*key.publish, *key.subscribe):
@@ -238,3 +248,25 @@ def _endpoints(config: Config) -> Iterator[Conflict]:
                 )
         if endpoint.key and endpoint.key not in keys:
             yield Conflict((f"{key}.key",), f'there is no key with the name "{endpoint.key}"')
+
+
+def _zeroctl(config: Config) -> Iterator[Conflict]:
+    """What zeroctl's services, carriers and anonymous peers refer to."""
+    anonymous = config.listen.zeroctl.anonymous
+    if anonymous and anonymous not in {key.name for key in config.keys}:
+        yield Conflict(("listen.zeroctl.anonymous", "keys"), f'there is no key with the name "{anonymous}"')
+    named = {
+        "services": [service.name for service in config.services],
+        "carriers": [carrier.name for carrier in config.carriers],
+    }
+    for table, names in named.items():
+        for index, name in enumerate(names):
+            first = names.index(name)
+            if first != index:
+                yield Conflict((f"{table}[{index}].name",), f'"{name}" is the name of {table}[{first}], too')
+    for index, carrier in enumerate(config.carriers):
+        if not carrier.take and not carrier.give:
+            yield Conflict(
+                (f"carriers[{index}]",),
+                f'"{carrier.name}" carries nothing: give it filters to take, to give, or both, like ["event.#"]',
+            )

@@ -577,6 +577,119 @@ class Secret(Kind):
         return raw
 
 
+@dataclass(frozen=True)
+class NameOrNone(Name):
+    """A name, or an empty text for none."""
+
+    @property
+    def expected(self) -> str:
+        return f'{super().expected}; "" for none'
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"pattern": r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z", "max_length": self.longest}
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """Any text for people."""
+
+    longest: int
+
+    @property
+    def expected(self) -> str:
+        return f"a text of at most {self.longest} characters"
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"max_length": self.longest}
+
+
+@dataclass(frozen=True)
+class RoutingKey(Kind):
+    """A zeroctl routing key, or with `wildcards` a filter of such."""
+
+    wildcards: bool = False
+    empty: bool = False  # "" stands for none
+
+    @property
+    def expected(self) -> str:
+        what = 'a filter, like "service.jobs.#"' if self.wildcards else 'a topic, like "queue.jobs.jobs"'
+        none = '; "" for none' if self.empty else ""
+        return f"{what}, of 1 to 255 printable ASCII characters{none}"
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"pattern": r"^[ -~]*\Z", "min_length": 0 if self.empty else 1, "max_length": 255}
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and not self.wildcards and {"*", "#"} & set(raw.split(".")):
+            raise ValueError("it has wildcards, which only a filter has")
+        return raw
+
+
+@dataclass(frozen=True)
+class PublicKeys(Kind):
+    """Ed25519 keys as zeroctl's heartbeats say them."""
+
+    @property
+    def expected(self) -> str:
+        return (
+            f"a list of at most {limits.ZEROCTL_SIGNERS} public keys as node-pubkey has them: base64 of type 1,"
+            " length 32 and the key"
+        )
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"max_length": limits.ZEROCTL_SIGNERS}
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, list) and raw:
+            from headrace.nodes.signatures import (
+                BadPacking,
+                public_key,
+            )  # cryptography, which is seldom asked for
+
+            for text in raw:
+                try:
+                    public_key(text)
+                except BadPacking as error:
+                    raise ValueError(f"{toml_string(str(text)[:40])}: {error}") from None
+        return raw
+
+    def write(self, value: Sequence[str]) -> str:
+        return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class Url(Kind):
+    """Where a broker is, with what it takes to log in."""
+
+    schemes: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        known = " or ".join(f"{scheme}://" for scheme in self.schemes)
+        return f"a URL that begins with {known}"
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"min_length": 1, "max_length": limits.URL_CHARS}
+
+    @property
+    def secret(self) -> bool:
+        return True
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str):
+            scheme, separator, rest = raw.partition("://")
+            if not separator or scheme not in self.schemes:
+                raise ValueError("it has another scheme")
+            if not rest.strip("/"):
+                raise ValueError("there is nothing behind the scheme")
+        return raw
+
+
 def _absolute(path: str, base: Path) -> str:
     if "\0" in path:
         raise ValueError("a path has no NUL in it")

@@ -23,15 +23,20 @@ from headrace.config.kinds import (
     Flag,
     KeyName,
     Name,
+    NameOrNone,
     Networks,
+    PublicKeys,
     QueueFilter,
     QueueName,
+    RoutingKey,
     Secret,
     Size,
     SyncPolicy,
+    Text,
     Texts,
     TopicPrefix,
     TopicRule,
+    Url,
 )
 from headrace.config.settings import Section, Setting, TableArray, describe, leaves, setting, tables, value_at
 
@@ -448,6 +453,55 @@ class ZeroctlListener(ListenerConfig, frozen=True):
     bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:5700"]
     )
+    max_header_bytes: Annotated[
+        int,
+        setting("Largest header; a message with a larger one is refused.", Size(limits.ZEROCTL_HEADER_BYTES)),
+    ] = limits.ZEROCTL_HEADER_BYTES.default
+    max_body_bytes: Annotated[
+        int,
+        setting(
+            "Largest body; a message with a larger one is refused. Two should fit in a segment of the log.",
+            Size(limits.ZEROCTL_BODY_BYTES),
+        ),
+    ] = limits.ZEROCTL_BODY_BYTES.default
+    handshake_timeout: Annotated[
+        float,
+        setting(
+            "How long a connection may take to open.",
+            Duration(limits.ZEROCTL_HANDSHAKE_TIMEOUT, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.ZEROCTL_HANDSHAKE_TIMEOUT.default
+    keepalive: Annotated[
+        float,
+        setting(
+            "How long a peer may be silent before it is asked whether it is there; after three times as long it"
+            " is gone.",
+            Duration(limits.ZEROCTL_KEEPALIVE, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.ZEROCTL_KEEPALIVE.default
+    anonymous: Annotated[
+        str,
+        setting(
+            "Name of the key whose rights a peer has that presents none; without it, such a peer is refused.",
+            NameOrNone(limits.KEY_NAME_CHARS),
+            reload=True,
+        ),
+    ] = ""
+    signed: Annotated[
+        list[str],
+        setting("Keys whose messages need a valid signature (`_sec-sig`, Ed25519).", Filters(), reload=True),
+    ] = msgspec.field(default_factory=list)
+    signers: Annotated[
+        list[str],
+        setting(
+            "Keys that such a signature may be of. With none it must be of the key that the node has shown in its"
+            " heartbeat.",
+            PublicKeys(),
+            reload=True,
+        ),
+    ] = msgspec.field(default_factory=list)
 
 
 class FelixPeer(Section, frozen=True):
@@ -727,6 +781,91 @@ def demo_endpoints() -> list[EndpointConfig]:
     ]
 
 
+class ZeroctlNode(Section, frozen=True):
+    """This gateway as a node among zeroctl's nodes, whichever carrier they are on."""
+
+    heartbeat_interval: Annotated[
+        float,
+        setting(
+            "How often it sends its heartbeat; its time to live is three times as long.",
+            Duration(limits.ZEROCTL_HEARTBEAT, zero="never, it is a transient node"),
+            reload=True,
+        ),
+    ] = limits.ZEROCTL_HEARTBEAT.default
+
+
+class ServiceConfig(Section, frozen=True):
+    """A zeroctl service that this gateway provides: each request becomes a message for whoever does the work."""
+
+    name: Annotated[
+        str,
+        setting("Name of the service in the gateway's heartbeat.", Name(limits.SERVICE_NAME_CHARS)),
+    ]
+    key: Annotated[str, setting("Requests that it takes.", RoutingKey(wildcards=True))]
+    topic: Annotated[
+        str, setting("Where the jobs go; those of an Overhop queue go to `queue.NAME.jobs`.", RoutingKey())
+    ]
+    finished: Annotated[
+        str,
+        setting(
+            "Where finished jobs are reported: a message with the header `task-id` (or a JSON body that has it), and"
+            " `nak` and `reason` for one that failed. Without it only a queue of this gateway can tell.",
+            RoutingKey(wildcards=True, empty=True),
+        ),
+    ] = ""
+    description: Annotated[
+        str, setting("What the heartbeat says about it.", Text(limits.SERVICE_DESCRIPTION_CHARS))
+    ] = ""
+
+
+class CarrierConfig(Section, frozen=True):
+    """A broker that zeroctl's nodes use. The gateway is its client, and passes messages between it and the bus."""
+
+    name: Annotated[
+        str,
+        setting("Name of this carrier in metrics, logs and headers.", Name(limits.CARRIER_NAME_CHARS)),
+    ]
+    url: Annotated[
+        str,
+        setting(
+            "The broker: AMQP 0-9-1 (extra `amqp`) or MQTT 3.1.1 (extra `mqtt`), with user and password.",
+            Url(("amqp", "amqps", "mqtt", "mqtts")),
+        ),
+    ]
+    prefix: Annotated[
+        str,
+        setting(
+            "AMQP: stands before each exchange's name, without a separator. MQTT: words before each topic, separated by"
+            " slashes.",
+            Text(limits.CARRIER_PREFIX_CHARS),
+        ),
+    ] = ""
+    exchange: Annotated[
+        str,
+        setting(
+            "AMQP: the exchange for keys of all kinds but discovery, which has its own, `discovery`.",
+            Name(limits.CARRIER_NAME_CHARS),
+        ),
+    ] = "events"
+    take: Annotated[list[str], setting("Messages of the broker's nodes that come in.", Filters())] = (
+        msgspec.field(default_factory=list)
+    )
+    give: Annotated[list[str], setting("Messages of the bus that go out.", Filters())] = msgspec.field(
+        default_factory=list
+    )
+    prefetch: Annotated[
+        int,
+        setting("Messages under way from the broker that are not safe yet.", Count(limits.CARRIER_PREFETCH)),
+    ] = limits.CARRIER_PREFETCH.default
+    reconnect_delay: Annotated[
+        float,
+        setting("Time between two attempts to connect.", Duration(limits.CARRIER_RECONNECT_DELAY)),
+    ] = limits.CARRIER_RECONNECT_DELAY.default
+
+    def __repr__(self) -> str:
+        return f"CarrierConfig(name={self.name!r}, url=..., take={self.take!r}, give={self.give!r})"
+
+
 class Admin(Section, frozen=True):
     """The web side: metrics, health and status over HTTP."""
 
@@ -857,6 +996,15 @@ class Config(Section, frozen=True):
         list[EndpointConfig],
         tables("There may be any number; setting one replaces the embedded ones."),
     ] = msgspec.field(default_factory=demo_endpoints)
+    zeroctl: ZeroctlNode = msgspec.field(default_factory=ZeroctlNode)
+    services: Annotated[
+        list[ServiceConfig],
+        tables("There may be any number. They need a queue, or somebody else, that does the work."),
+    ] = msgspec.field(default_factory=list)
+    carriers: Annotated[
+        list[CarrierConfig],
+        tables("There may be any number."),
+    ] = msgspec.field(default_factory=list)
     admin: Admin = msgspec.field(default_factory=Admin)
     drop: Drop = msgspec.field(default_factory=Drop)
     drops: Annotated[

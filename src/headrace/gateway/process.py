@@ -17,8 +17,9 @@ import msgspec
 
 from headrace import __version__, events
 from headrace.admin.server import AdminServer
-from headrace.admin.statistics import Figures, ListenerFigures, LogFigures
+from headrace.admin.statistics import CarrierFigures, Figures, ListenerFigures, LogFigures
 from headrace.bus import Bus
+from headrace.carriers.carrier import CarrierError, Carriers
 from headrace.config import PROTOCOLS, Config, Loaded, reloadable
 from headrace.config import Protocol as ProtocolName
 from headrace.config.checks import conflicts
@@ -27,10 +28,11 @@ from headrace.connection import Service, Switchboard
 from headrace.errors import HeadraceError, LogError
 from headrace.gateway.drops import Drops
 from headrace.gateway.listeners import ConnectionEvents, Listener, Tls, open_sockets
-from headrace.gateway.protocols import QUIC_SPEAKERS, SPEAKERS, FelixSpeaker, Speaker
+from headrace.gateway.protocols import QUIC_SPEAKERS, SPEAKERS, FelixSpeaker, Speaker, ZeroctlSpeaker
 from headrace.gateway.quic import QuicListener, QuicTls, open_udp
 from headrace.gateway.systemd import Notifier, PassedSockets
 from headrace.log import Log
+from headrace.nodes.gateway_node import GatewayNode
 from headrace.sessions.rights import Keyring
 from headrace.sink.errors import SinkLocked
 from headrace.sink.plan import plans
@@ -41,6 +43,8 @@ READ_BYTES: Final = 256 * 1024
 TICK_SECONDS: Final = 0.25
 # How often retention by age is looked after, and a log that became full is noticed.
 LOG_TICK_SECONDS: Final = 1.0
+# How often the heartbeat and the nodes that were not heard any more are looked after.
+NODE_TICK_SECONDS: Final = 1.0
 SUPPRESSED_SECONDS: Final = 60.0
 # After a failed sync nothing that waits for one can leave any more; what else is on its way gets this long.
 FAILED_DRAIN_SECONDS: Final = 1.0
@@ -174,6 +178,8 @@ class Gateway:
         self._log: Log | None = None
         self._bus: Bus | None = None
         self._drops: Drops | None = None
+        self._node: GatewayNode | None = None
+        self._carriers: Carriers | None = None
         self._keys = Keyring()
         self._full: str | None = None  # what was last said of it
         self._ready = False
@@ -243,6 +249,7 @@ class Gateway:
         self._repeat("log", LOG_TICK_SECONDS, self._look_after_log)
         self._tick_bus()
 
+        self._node = GatewayNode(bus, config, self._loop.call_soon)
         # A certificate of its own is made where only one gateway is at work, as the log has found out.
         if self._quic is not None and self._quic.tls is None:
             self._quic.tls = QuicTls(config, self._data)
@@ -254,6 +261,8 @@ class Gateway:
                 if name in QUIC_SPEAKERS
                 else SPEAKERS[name](bus, self._keys, config)
             )
+            if isinstance(speaker, ZeroctlSpeaker):
+                speaker.attach(self._node, config)
             service = Service(
                 name,
                 speaker.session,
@@ -271,6 +280,12 @@ class Gateway:
                 listener.start(speaker.felix, service)
                 continue
             await listener.start(_answering(self._board, service), listen.backlog)
+        try:
+            self._carriers = Carriers(config.carriers, bus, self._node.name, self._node.uuid)
+        except CarrierError as error:
+            raise StartError(str(error)) from error
+        self._carriers.start()
+        self._repeat("node", NODE_TICK_SECONDS, self._node.tick)
 
     def _open_bus(self) -> Bus:
         """Opens the log and the bus on it. Runs in a thread of its own, before anybody else knows of
@@ -330,6 +345,8 @@ class Gateway:
         if happened & Happened.SAFE:
             self._bus.on_safe()
             self._board.safe_moved()
+            if self._carriers is not None:
+                self._carriers.on_safe()
             if self._quic is not None:
                 self._quic.safe_moved()
         if happened & Happened.SPACE:
@@ -417,6 +434,8 @@ class Gateway:
         self._keys.replace(config.keys)
         self._bus.log.set_retention(config.log.retention_bytes, config.log.retention_seconds)
         self._bus.configure(**_bus_options(config))
+        if self._node is not None:
+            self._node.configure(config)
         for name, listener in self._listeners.items():
             listen = config.listen.of(name)
             service = self._services[name]
@@ -455,6 +474,10 @@ class Gateway:
         self._notifier.stopping("draining")
         for listener in self._listeners.values():
             listener.close()
+        if self._carriers is not None:
+            await self._carriers.stop()
+        if self._node is not None:
+            self._node.stop()
         await self._drain()
         if self._drops is not None:
             await self._drops.stop(max(SINK_SECONDS, self.config.gateway.drain_timeout))
@@ -540,6 +563,15 @@ class Gateway:
 
     def segments(self) -> list[Mapping[str, Any]]:
         return [one._asdict() for one in self._log.segments()] if self._log is not None else []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._node.shown() if self._node is not None else []
+
+    def carriers(self) -> list[CarrierFigures]:
+        return [
+            CarrierFigures(one.config.name, one.kind, one.connected, dict(one.counts))
+            for one in self._carriers or ()
+        ]
 
     def _listener_figures(self, name: ProtocolName) -> ListenerFigures:
         service = self._services[name]

@@ -1,13 +1,18 @@
 """Which protocols this version speaks, and how each one's sessions are made from the bus, the keys and the
 configuration. Opens no sockets."""
 
+import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from headrace import limits
 from headrace.bus import Bus
 from headrace.config import Config
 from headrace.config import Protocol as ProtocolName
+from headrace.nodes.gateway_node import GatewayNode, node_name, node_uuid
+from headrace.nodes.registry import Verifier
 from headrace.session import Session
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.felix import Felix
@@ -15,9 +20,10 @@ from headrace.sessions.overhop import Overhop
 from headrace.sessions.queues import Queues
 from headrace.sessions.relink import Endpoint, Relink
 from headrace.sessions.rights import Keyring
+from headrace.sessions.zeroctl import Zeroctl
 from headrace.wire.felix import HEADER_BYTES, split_address
 
-LENGTH_FIELD = 4  # bytes in front of a BlipMQ or Overhop frame that its length does not count
+LENGTH_FIELD = 4  # bytes in front of a BlipMQ, Overhop or zeroctl frame that its length does not count
 
 
 class Speaker(Protocol):
@@ -50,6 +56,55 @@ class BlipmqSpeaker:
     def configure(self, config: Config) -> None:
         self._shared.handshake_timeout_us = round(config.listen.blipmq.handshake_timeout * 1e6)
         self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+
+
+class ZeroctlSpeaker:
+    # Peers pipeline messages, and wait for confirmations only now and then.
+    quickack = True
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.zeroctl
+        self._shared = Zeroctl(
+            bus,
+            keys,
+            node_name=node_name(config),
+            node_uuid=node_uuid(bus),
+            max_header=listen.max_header_bytes,
+            max_body=listen.max_body_bytes,
+            hash_inline=limits.ZEROCTL_HASH_INLINE,
+        )
+        self._shared.hash_later = self._hash_later
+        self._hashers = ThreadPoolExecutor(2, thread_name_prefix="sha256")
+        self._node: GatewayNode | None = None
+        self.max_frame = self._shared.max_length + LENGTH_FIELD
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def attach(self, node: GatewayNode, config: Config) -> None:
+        """Has nodes judged by what this one has heard."""
+        self._node = node
+        self._shared.registry = node.registry
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        listen = config.listen.zeroctl
+        self._shared.handshake_timeout_us = round(listen.handshake_timeout * 1e6)
+        self._shared.keepalive_us = round(listen.keepalive * 1e6)
+        self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+        self._shared.anonymous = listen.anonymous
+        self._shared.set_signing(listen.signed)
+        if self._node is not None:
+            self._shared.verifier = Verifier(self._node.registry, listen.signers)
+
+    def _hash_later(self, body: bytes, done: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            digest = hashlib.sha256(body).digest()
+            loop.call_soon_threadsafe(done, digest)
+
+        self._hashers.submit(work)
 
 
 class FelixSpeaker:
@@ -145,6 +200,7 @@ class RelinkSpeaker:
         self.max_frame = self._shared.max_packet
         self.session = self._shared.session
         self.counters = self._shared.counters
+        self.gauges = self._shared.gauges
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -166,6 +222,7 @@ SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
     "blipmq": BlipmqSpeaker,
     "overhop": OverhopSpeaker,
     "relink": RelinkSpeaker,
+    "zeroctl": ZeroctlSpeaker,
 }
 # Those that QUIC carries.
 QUIC_SPEAKERS: dict[ProtocolName, Callable[[Bus, Config], FelixSpeaker]] = {"felix": FelixSpeaker}

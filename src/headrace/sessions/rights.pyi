@@ -36,6 +36,9 @@ class Rights:
     def subscribes(self, topic: str) -> bool:
         """Whether it may subscribe to this topic."""
 
+    def follows(self, filter: str) -> bool:
+        """Whether it may subscribe to every topic that this filter matches."""
+
 class Keyring:
     """The keys that are valid now. One object for the life of the gateway: a reload replaces its content."""
 

@@ -1,0 +1,1 @@
+"""The gateway's zeroctl beside RabbitMQ's topic exchange."""

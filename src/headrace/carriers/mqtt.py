@@ -1,0 +1,184 @@
+"""zeroctl on MQTT 3.1.1: each message is one JSON object with headers and a body in base64, dots and stars of keys are
+slashes and pluses of topics, discovery is retained, and a last will says that the gateway is gone."""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import aiomqtt
+
+from headrace.bus import Bus
+from headrace.carriers.carrier import BadMessage, Carrier, CarrierLost, Outgoing
+from headrace.config.schema import CarrierConfig
+from headrace.nodes.headers import required, word
+from headrace.trie import matches
+
+CONFIRM_SECONDS: Final = 30.0
+KEEPALIVE_SECONDS: Final = 30
+# How nodes on MQTT write discovery.node.NAME; before 2020 they wrote it the second way.
+HEARTBEATS: Final = ("discovery/node-", "heartbeat/node-")
+NODE_KEY: Final = "discovery.node."
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+# The broker keeps a session, and what came meanwhile, under a name of at most so many characters; the standard asks
+# for 23, all brokers in use take more.
+IDENTIFIER_CHARS: Final = 64
+
+
+class MqttCarrier(Carrier):
+    kind = "mqtt"
+
+    def __init__(self, config: CarrierConfig, bus: Bus, node_name: str, node_uuid: str) -> None:
+        super().__init__(config, bus, node_name, node_uuid)
+        self._prefix = f"{config.prefix.strip('/')}/" if config.prefix.strip("/") else ""
+        self._client: aiomqtt.Client | None = None
+        self._will_topic = self.topic_of(f"{NODE_KEY}{word(node_name)}")
+        # A name of its own for each carrier of each gateway, and the same after a restart.
+        self._identifier = f"hr-{node_uuid.replace('-', '')}-{config.name}"[:IDENTIFIER_CHARS]
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    def topic_of(self, key: str) -> str | None:
+        """A key as a topic; None for one with slashes, or with what has a meaning in MQTT."""
+        if "/" in key or "+" in key or "#" in key:
+            return None
+        if key.startswith(NODE_KEY):
+            return f"{self._prefix}{HEARTBEATS[0]}{key.removeprefix(NODE_KEY)}"
+        return self._prefix + key.replace(".", "/")
+
+    def key_of(self, topic: str) -> str | None:
+        """A topic as a key; None for one that has dots, or another prefix."""
+        if not topic.startswith(self._prefix) or "." in topic.removeprefix(self._prefix):
+            return None
+        name = topic.removeprefix(self._prefix)
+        for start in HEARTBEATS:
+            if name.startswith(start):
+                return NODE_KEY + name.removeprefix(start).replace("/", ".")
+        return name.replace("/", ".")
+
+    def topic_filters(self) -> Iterator[str]:
+        """What to subscribe to. MQTT has `#` only at the end, so what a filter says behind one is judged here."""
+        found: dict[str, None] = {}
+        for filter in self.config.take:
+            words = filter.split(".")
+            if "#" in words:
+                words = words[: words.index("#") + 1]
+            if matches(filter, "discovery.node.x") or words[:2] == ["discovery", "node"]:
+                for start in HEARTBEATS:
+                    found[f"{self._prefix}{start.partition('/')[0]}/+"] = None
+            found[self._prefix + "/".join("+" if one == "*" else one for one in words)] = None
+        yield from found
+
+    # --- the connection -------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        place = urlsplit(self.config.url)
+        client = aiomqtt.Client(
+            place.hostname or "localhost",
+            place.port or PORTS[place.scheme],
+            username=unquote(place.username) if place.username else None,
+            password=unquote(place.password) if place.password else None,
+            identifier=self._identifier,
+            protocol=aiomqtt.ProtocolVersion.V311,
+            clean_session=False,
+            keepalive=KEEPALIVE_SECONDS,
+            will=aiomqtt.Will(str(self._will_topic), b"", qos=1, retain=True),
+            tls_params=aiomqtt.TLSParameters() if place.scheme == "mqtts" else None,
+            timeout=CONFIRM_SECONDS,
+        )
+        # What nodes send with QoS 1 is acknowledged when it is safe here, which aiomqtt has no word for.
+        paho = client._client
+        paho.manual_ack_set(True)
+        async with client:
+            self._client = client
+            try:
+                for filter in self.topic_filters():
+                    await client.subscribe(filter, qos=1)
+                self.ready()
+                async for message in client.messages:
+                    mid, qos = message.mid, message.qos
+                    await self._take_one(
+                        message, lambda mid=mid, qos=qos: paho.ack(mid, qos) if qos else None
+                    )
+            finally:
+                self._client = None
+        raise CarrierLost("the broker closed the connection")
+
+    async def _take_one(self, message: aiomqtt.Message, done: Any) -> None:
+        topic = str(message.topic)
+        key = self.key_of(topic)
+        if key is None or not any(matches(filter, key) for filter in self.config.take):
+            if key is None:
+                self.counts["no_counterpart"] += 1
+            done()
+            return
+        payload = (
+            message.payload if isinstance(message.payload, bytes) else str(message.payload or "").encode()
+        )
+        try:
+            if not payload:
+                if not key.startswith(NODE_KEY) or topic == self._will_topic:
+                    done()
+                    return
+                # How a last will says that its node is gone.
+                fields, body = required(self._node_name, self._node_uuid, b""), b""
+            else:
+                fields, body = opened(payload)
+            await self.take(key, fields, body, done)
+        except BadMessage as error:
+            self.refused(key, error)
+            done()
+
+    async def send(self, message: Outgoing) -> None:
+        client = self._client
+        if client is None:
+            raise CarrierLost("there is no connection")
+        topic = self.topic_of(message.key)
+        if topic is None:
+            self.counts["no_counterpart"] += 1
+            return
+        try:
+            await client.publish(
+                topic,
+                envelope(message),
+                qos=1,
+                retain=message.key.startswith("discovery."),
+                timeout=CONFIRM_SECONDS,
+            )
+        except aiomqtt.MqttError as error:
+            raise CarrierLost(str(error)) from None
+
+
+def opened(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and body of an envelope, with the names of any of its versions."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise BadMessage("the payload is not a JSON envelope") from None
+    if not isinstance(found, dict):
+        raise BadMessage("the payload is not a JSON envelope")
+    headers = found.get("headers", found.get("Headers"))
+    body = found.get("body", found.get("Body"))
+    reply_to = found.get("reply_to", found.get("ReplyTo"))
+    if not isinstance(headers, dict):
+        raise BadMessage("the envelope has no headers")
+    if body is not None and not isinstance(body, str):
+        raise BadMessage("the envelope's body is not base64")
+    try:
+        raw = base64.b64decode(body or "", validate=True)
+    except (binascii.Error, ValueError):
+        raise BadMessage("the envelope's body is not base64") from None
+    if isinstance(reply_to, str) and reply_to and "reply-to" not in headers:
+        headers["reply-to"] = reply_to
+    return headers, raw
+
+
+def envelope(message: Outgoing) -> bytes:
+    fields = dict(message.fields)
+    reply_to = fields.pop("reply-to", None)
+    made: dict[str, Any] = {"headers": fields, "body": base64.b64encode(message.body).decode()}
+    if isinstance(reply_to, str):
+        made["reply_to"] = reply_to
+    return json.dumps(made).encode()

@@ -1,0 +1,242 @@
+"""The gateway as a service provider: requests to a zeroctl service become messages for whoever works on them
+elsewhere, an Overhop queue or another protocol's subscribers. It names the task, answers `on-start`, and answers
+`on-finish` when the work is reported as done.
+
+A request is taken from a durable queue subscription, so it survives a restart. Job, answer and acknowledgement are in
+one log; a crash between them makes the same job again, under the same task id, which is made from the request's place
+in the log.
+
+How a finished job is reported: finished() with the job's header, by whoever is in this process (a queue's session), or
+a message on the service's `finished` topic, by anybody. Where there is neither, `on-start` says `no-on-finish: 1`.
+"""
+
+import functools
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from headrace import events
+from headrace.bus import Bus, Member, Received
+from headrace.config.schema import ServiceConfig
+from headrace.errors import BusError, LogError
+from headrace.nodes.durable import ZEROCTL, drop_others, durable_member
+from headrace.nodes.headers import encode_header, required, word
+from headrace.wake import CallbackWaker
+from headrace.wire.zeroctl import is_key_text
+
+TASK_NOTE: Final = b"zeroctl/task/"
+BATCH: Final = 64  # requests in one turn of the loop
+RETRY_SECONDS: Final = 0.2
+
+log = events.get("zeroctl")
+
+
+class Service:
+    """One entry of [[services]]."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.requests: Member
+        self.reports: Member | None = None
+        self.reported_here = False  # somebody in this process calls finished()
+
+
+class Services:
+    """All services that this gateway provides."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        node_name: str,
+        node_uuid: str,
+        services: Sequence[ServiceConfig],
+        schedule: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self._bus = bus
+        self._node_name = node_name
+        self._node_uuid = node_uuid
+        self._schedule = schedule
+        self._scheduled = False
+        self._stopped = False
+        self.accepted = 0
+        self.refused = 0
+        self.done = 0
+        self._services = [Service(one) for one in services]
+        for service in self._services:
+            name = service.config.name
+            waker = CallbackWaker(self._wake)
+            service.requests = durable_member(bus, service.config.key, f"service:{name}", waker)
+            if service.config.finished:
+                service.reports = durable_member(
+                    bus, service.config.finished, f"service-finished:{name}", waker
+                )
+        kept = {(f"service:{one.name}", one.key) for one in services}
+        kept |= {(f"service-finished:{one.name}", one.finished) for one in services}
+        drop_others(bus, "service:", kept)
+        drop_others(bus, "service-finished:", kept)
+        if self._services:
+            self._wake()
+
+    def described(self) -> dict[str, Any]:
+        """The services as a heartbeat says them."""
+        return {
+            service.config.name: {"path": service.config.key, "description": service.config.description}
+            for service in self._services
+        }
+
+    def will_report(self, topic: str) -> None:
+        """Somebody in this process will call finished() for the jobs of this topic."""
+        for service in self._services:
+            if service.config.topic == topic:
+                service.reported_here = True
+
+    # --- work -----------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._schedule(self.run)
+
+    def run(self) -> None:
+        """Serves what there is, a batch at a time."""
+        self._scheduled = False
+        if self._stopped or self._bus.closed:
+            return
+        for service in self._services:
+            if self._drain(service.requests, functools.partial(self._accept, service)):
+                self._wake()
+            if service.reports is not None and self._drain(service.reports, self._report):
+                self._wake()
+
+    def _drain(self, member: Member, handle: Callable[[Received], None]) -> bool:
+        """Whether there may be more."""
+        for _ in range(BATCH):
+            received = member.receive()
+            if received is None:
+                return False
+            try:
+                handle(received)
+            except (LogError, BusError) as error:
+                # No room now: it is delivered again, and by then there may be some.
+                log.limited("service.not_served", reason=str(error))
+                member.subscription.reject(received.tag, delay=RETRY_SECONDS)
+                return False
+            member.subscription.ack(received.tag)
+        return True
+
+    def _accept(self, service: Service, request: Received) -> None:
+        fields = header_of(request)
+        on_start, on_finish = path(fields, "on-start"), path(fields, "on-finish")
+        wrong = invalid(fields)
+        if wrong:
+            self.refused += 1
+            if on_start:
+                self._answer(on_start, fields, {"nak": 1, "reason": wrong})
+            return
+        task = self._task_name(fields, request.offset)
+        can_tell = service.reports is not None or service.reported_here
+        job = {key: value for key, value in fields.items() if not key.startswith("_transport-")}
+        job["task-id"] = task
+        if on_finish and service.reports is not None:
+            note = {"on-finish": on_finish, "correlation-id": fields.get("correlation-id")}
+            self._bus.note(TASK_NOTE + task.encode(), json.dumps(note).encode())
+        self._bus.publish(
+            service.config.topic,
+            request.payload,
+            headers=encode_header(job),
+            protocol=ZEROCTL,
+            confirmed=True,
+        )
+        self.accepted += 1
+        if on_start:
+            more = {} if can_tell or not on_finish else {"no-on-finish": 1}
+            self._answer(on_start, fields, {"ack": 1, "task-id": task, **more})
+
+    def _task_name(self, fields: dict[str, Any], offset: int) -> str:
+        node = fields.get("node-name")
+        number = uuid.uuid5(uuid.UUID(bytes=self._bus.log.id[:16].ljust(16, b"\0")), f"task {offset}")
+        return f"{word(node if isinstance(node, str) else self._node_name)}.{number}"
+
+    def _answer(self, where: str, request: dict[str, Any], what: dict[str, Any], body: bytes = b"") -> None:
+        fields = required(self._node_name, self._node_uuid, body) | what
+        if "correlation-id" in request and request["correlation-id"] is not None:
+            fields["correlation-id"] = request["correlation-id"]
+        self._bus.publish(where, body, headers=encode_header(fields), protocol=ZEROCTL, confirmed=True)
+
+    # --- finished jobs --------------------------------------------------------------------------------------
+
+    def finished(self, header: bytes, *, ok: bool = True, reason: str = "", result: bytes = b"") -> bool:
+        """A job is done, or given up: `header` is that of the job's message, as the record has it. Whether somebody had
+        asked to be told."""
+        fields = as_object(header)
+        on_finish, task = path(fields, "on-finish"), fields.get("task-id")
+        if not on_finish or not isinstance(task, str):
+            return False
+        self._finish(on_finish, fields, task, ok, reason, result)
+        return True
+
+    def _finish(
+        self, where: str, fields: dict[str, Any], task: str, ok: bool, reason: str, result: bytes
+    ) -> None:
+        what: dict[str, Any] = {"ack": 1} if ok else {"nak": 1, "reason": reason or "the job failed"}
+        self._answer(where, fields, {**what, "task-id": task}, result)
+        self.done += 1
+
+    def _report(self, report: Received) -> None:
+        """A message on a `finished` topic: its header, or its body if that is a JSON object, has the `task-id`, and
+        `nak` and `reason` if the job failed."""
+        fields = header_of(report)
+        if not isinstance(fields.get("task-id"), str):
+            fields = as_object(report.payload)
+        task = fields.get("task-id")
+        if not isinstance(task, str):
+            return
+        key = TASK_NOTE + task.encode("utf-8", "replace")
+        kept = self._bus.notes(key).get(key)
+        if kept is None:  # reported before, or nobody asked
+            return
+        asked = json.loads(kept)
+        reason = fields.get("reason")
+        self._finish(
+            asked["on-finish"],
+            asked,
+            task,
+            not fields.get("nak"),
+            reason if isinstance(reason, str) else "",
+            report.payload,
+        )
+        self._bus.forget(key)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def as_object(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def header_of(received: Received) -> dict[str, Any]:
+    return as_object(received.headers)
+
+
+def path(fields: dict[str, Any], name: str) -> str | None:
+    """A return path, if it is one."""
+    found = fields.get(name)
+    return found if isinstance(found, str) and is_key_text(found) else None
+
+
+def invalid(fields: dict[str, Any]) -> str:
+    """Why a request cannot become a job; empty if it can."""
+    if "output-to" in fields and "maybe-output-to" in fields:
+        return "output-to and maybe-output-to exclude each other"
+    if "output-to" in fields:
+        return "this service has no output"
+    for name in ("on-start", "on-finish"):
+        if name in fields and path(fields, name) is None:
+            return f"{name} is not a routing key"
+    return ""

@@ -1,0 +1,170 @@
+"""The gateway as a provider: tasks and answers, without sockets or a loop."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.bus import Bus, Received
+from headrace.config.schema import ServiceConfig
+from headrace.log import Log
+from headrace.nodes.headers import encode_header, required
+from headrace.nodes.services import Services
+
+JOBS = ServiceConfig(name="jobs", key="service.jobs.#", topic="queue.bulk.jobs", description="bulk work")
+TOLD = ServiceConfig(name="told", key="service.told", topic="queue.told.jobs", finished="queue.told.done")
+
+
+class Gateway:
+    """A log, a bus and services; a test says when they run."""
+
+    def __init__(self, path: Path, *services: ServiceConfig) -> None:
+        self.path = path
+        self.services_configured = services
+        self.open()
+
+    def open(self) -> None:
+        self.log = Log(self.path, segment_bytes=1 << 18, pool_segments=1)
+        self.bus = Bus(self.log)
+        self.pending: list[Any] = []
+        self.services = Services(self.bus, "gw", "0" * 32, self.services_configured, self.pending.append)
+
+    def close(self) -> None:
+        self.bus.close()
+        self.log.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def run(self) -> None:
+        """All that there is to do."""
+        self.log.sync_now()
+        self.bus.dispatch()
+        self.bus.on_safe()
+        self.services._wake()
+        while self.pending:
+            self.pending.pop(0)()
+
+    def ask(self, key: str, body: bytes = b"work", **more: Any) -> None:
+        fields = required("web1.example.com-parser", "1" * 32, body)
+        fields |= {name.replace("_", "-"): value for name, value in more.items()}
+        self.bus.publish(key, body, headers=encode_header(fields), protocol=4, confirmed=True)
+
+    def seen(self, filter: str) -> list[tuple[dict[str, Any], bytes]]:
+        """Headers and bodies of all that was ever published there."""
+        member = self.bus.subscribe(filter, start=0).join(None, -1, 0)
+        found: list[Received] = []
+        while (received := member.receive()) is not None:
+            found.append(received)
+        member.leave()
+        return [(json.loads(one.headers), one.payload) for one in found]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    made = Gateway(tmp_path / "log", JOBS, TOLD)
+    yield made
+    made.close()
+
+
+def test_request_becomes_a_job_and_is_acknowledged_with_its_task(gateway: Gateway) -> None:
+    gateway.ask("service.jobs.dc1", on_start="reply.s", on_finish="reply.f", correlation_id="c", size=3)
+    gateway.run()
+    ((job, body),) = gateway.seen("queue.bulk.jobs")
+    ((answer, _),) = gateway.seen("reply.s")
+    assert (body, job["size"], job["node-name"]) == (b"work", 3, "web1.example.com-parser")
+    assert job["task-id"].startswith("web1_example_com-parser.")
+    assert (answer["ack"], answer["task-id"], answer["correlation-id"]) == (1, job["task-id"], "c")
+    assert (answer["no-on-finish"], answer["node-name"]) == (1, "gw")
+
+
+def test_every_task_has_a_name_of_its_own_and_the_same_request_the_same(gateway: Gateway) -> None:
+    for _ in range(200):
+        gateway.ask("service.jobs.x")
+    gateway.run()
+    names = {job["task-id"] for job, _ in gateway.seen("queue.bulk.jobs")}
+    assert len(names) == 200
+    assert gateway.services._task_name({"node-name": "n"}, 5) == gateway.services._task_name(
+        {"node-name": "n"}, 5
+    )
+
+
+def test_request_without_return_paths_is_answered_nowhere(gateway: Gateway) -> None:
+    gateway.ask("service.jobs")
+    gateway.run()
+    assert len(gateway.seen("queue.#")) == 1
+    assert len(gateway.seen("#")) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"output_to": "a", "maybe_output_to": "b"}, "output-to and maybe-output-to exclude each other"),
+        ({"output_to": "a"}, "this service has no output"),
+        ({"on_finish": "a.#"}, "on-finish is not a routing key"),
+    ],
+)
+def test_invalid_request_is_answered_with_a_nak_and_becomes_no_job(
+    gateway: Gateway, more: dict[str, str], reason: str
+) -> None:
+    gateway.ask("service.jobs", on_start="reply.s", **more)
+    gateway.run()
+    ((answer, _),) = gateway.seen("reply.s")
+    assert (answer["nak"], answer["reason"], "task-id" in answer) == (1, reason, False)
+    assert gateway.seen("queue.#") == []
+
+
+def test_finished_job_is_told_to_who_asked_once(gateway: Gateway) -> None:
+    gateway.ask("service.told", on_start="reply.s", on_finish="reply.f", correlation_id="c")
+    gateway.run()
+    ((job, _),) = gateway.seen("queue.told.jobs")
+    ((answer, _),) = gateway.seen("reply.s")
+    assert "no-on-finish" not in answer
+    gateway.restart()
+    for _ in range(2):
+        gateway.bus.publish(
+            "queue.told.done", json.dumps({"task-id": job["task-id"]}).encode(), confirmed=True
+        )
+    gateway.bus.publish("queue.told.done", b"no task")
+    gateway.run()
+    ((finished, _),) = gateway.seen("reply.f")
+    assert (finished["ack"], finished["task-id"], finished["correlation-id"]) == (1, job["task-id"], "c")
+    assert gateway.bus.notes(b"zeroctl/task/") == {}
+
+
+def test_queue_of_this_process_reports_with_the_header_of_the_job(gateway: Gateway) -> None:
+    gateway.services.will_report("queue.bulk.jobs")
+    gateway.ask("service.jobs", on_start="reply.s", on_finish="reply.f")
+    gateway.run()
+    ((answer, _),) = gateway.seen("reply.s")
+    assert "no-on-finish" not in answer
+    ((job, _),) = gateway.seen("queue.bulk.jobs")
+    assert gateway.services.finished(encode_header(job), result=b"done")
+    assert gateway.services.finished(encode_header(job), ok=False, reason="no disk")
+    assert not gateway.services.finished(b"{}")
+    assert not gateway.services.finished(b"no json")
+    (good, body), (bad, _) = gateway.seen("reply.f")
+    assert (good["ack"], body) == (1, b"done")
+    assert (bad["nak"], bad["reason"], bad["task-id"]) == (1, "no disk", job["task-id"])
+
+
+def test_request_from_before_a_restart_is_served_after_it(gateway: Gateway) -> None:
+    gateway.ask("service.jobs", on_start="reply.s")
+    gateway.log.sync_now()
+    gateway.restart()
+    gateway.run()
+    assert len(gateway.seen("queue.bulk.jobs")) == 1
+    gateway.restart()
+    gateway.run()
+    assert len(gateway.seen("queue.bulk.jobs")) == 1
+
+
+def test_service_that_is_not_configured_any_more_is_forgotten(gateway: Gateway) -> None:
+    assert len(gateway.bus.subscriptions) == 3
+    gateway.services_configured = (JOBS,)
+    gateway.restart()
+    assert [one.owner for one in gateway.bus.subscriptions.values()] == ["service:jobs"]
+    assert gateway.services.described() == {"jobs": {"path": "service.jobs.#", "description": "bulk work"}}
