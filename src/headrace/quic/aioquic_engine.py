@@ -18,6 +18,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
     pull_quic_transport_parameters,
 )
+from aioquic.quic.recovery import QuicPacketPacer
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from headrace.quic.certificates import names_of
@@ -33,6 +34,17 @@ from headrace.quic.engine import (
 
 # The first packets of a client leave before it knows what the server takes.
 FIRST_DATAGRAM = 1200
+# Twice the millisecond in which uvloop counts.
+BURST_SECONDS = 0.002
+
+
+class Pacer(QuicPacketPacer):
+    """Spreads packets over time, in bursts that are as long as the loop's timers are apart: what waits for a timer
+    waits at least that long, and with shorter bursts the timers would set the pace."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        super().update_rate(congestion_window, smoothed_rtt)
+        self.bucket_max = max(self.bucket_max, BURST_SECONDS)
 
 
 class Connection(QuicConnection):
@@ -41,6 +53,7 @@ class Connection(QuicConnection):
 
     def __init__(self, *, settings: Settings, client_authorities: Path | None = None, **options: Any) -> None:
         super().__init__(**options)
+        self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
         self._wanted_datagram = settings.max_datagram_bytes
         self._client_authorities = client_authorities
         for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
