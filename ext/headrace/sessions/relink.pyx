@@ -512,6 +512,10 @@ cdef class Relink:
         """All that was counted since the start, by name."""
         return self.counts
 
+    def gauges(self):
+        """What there is now, by name."""
+        return {"links": len(self.links)}
+
     @property
     def max_packet(self):
         """Bytes of the largest packet."""
@@ -1461,8 +1465,11 @@ cdef class RelinkSession(Session):
         cdef RawPacket packet
         cdef Py_ssize_t used, wanted
         cdef Bounds bounds = Bounds(UINT32_MAX, UINT32_MAX, <uint64_t>1 << 40)
-        next_packet(<const uint8_t*>PyBytes_AS_STRING(kept.value) + <Py_ssize_t>entry[2], entry[3] - entry[2],
-                    self.link.endpoint.connector_size, 0, &bounds, &packet, &used, &wanted)
+        if next_packet(
+            <const uint8_t*>PyBytes_AS_STRING(kept.value) + <Py_ssize_t>entry[2], entry[3] - entry[2],
+            self.link.endpoint.connector_size, 0, &bounds, &packet, &used, &wanted,
+        ) != 1:
+            return False
         return RECORD_HEADER + 4 + 4 * <uint64_t>packet.parts + packet.payload <= self.bus.log.max_record
 
     cdef int outcome(self, InChannel channel, uint64_t upto, bint committed) except -1:

@@ -108,6 +108,9 @@ class Relink:
     def counters(self) -> dict[str, int]:
         """All that was counted since the start, by name."""
 
+    def gauges(self) -> dict[str, int]:
+        """What there is now, by name."""
+
 class RelinkSession(Session):
     """One peer."""
 
