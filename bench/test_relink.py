@@ -148,7 +148,7 @@ def relink_round(bus: Bus, parts: int, channels: int) -> Callable[[], int]:
 
 
 def blipmq_round(bus: Bus, size: int) -> Callable[[], int]:
-    """The same with BlipMQ: QoS 1 publishes, polls, acknowledgements."""
+    """The same with BlipMQ: QoS 1 publishes, and polls of a QoS 0 subscription, which acknowledges nothing."""
     key = Key(name="dev", key="k", publish=["#"], subscribe=["#"])
     session = Blipmq(bus, Keyring([key])).session()
     session.feed(blipmq.encode_hello(1, 1) + blipmq.encode_auth("k", 2))

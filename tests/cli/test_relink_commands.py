@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from headrace.cli.decode import command as decode
 from headrace.clients.relink_face import take_apart
 from headrace.wire import relink as wire
-from tests.gateway.gateways import PATIENCE, GatewayProcess, Peer
+from tests.gateway.gateways import PATIENCE, GatewayProcess, Peer, events_of
 
 MAIN = "from headrace.cli import main; main()"
 
@@ -63,7 +63,7 @@ def test_lines_go_in_and_messages_come_out(tmp_path: Path) -> None:
             }
             for number, payload in enumerate("ab")
         ]
-        events = gateway.status()["listeners"][1]["events"]
+        events = events_of(gateway, "relink")
         assert (events["messages"], events["commits"], events["violations"]) == (4, 1, 0)
 
 

@@ -167,6 +167,13 @@ class GatewayProcess:
         return found
 
 
+def events_of(gateway: GatewayProcess, protocol: str) -> dict[str, int]:
+    """What a protocol's sessions have counted."""
+    (events,) = [one["events"] for one in gateway.status()["listeners"] if one["protocol"] == protocol]
+    found: dict[str, int] = events
+    return found
+
+
 class Peer:
     """A blocking BlipMQ peer that says and hears frames."""
 

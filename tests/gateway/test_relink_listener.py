@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.wire import relink as wire
-from tests.gateway.gateways import PATIENCE, GatewayProcess, Peer
+from tests.gateway.gateways import PATIENCE, GatewayProcess, Peer, events_of
 from tests.streams import make_certificates
 
 HELLO = wire.encode_version() + wire.encode_hello("demo", 4, 4)
@@ -52,7 +52,7 @@ def test_message_goes_in_and_out_over_every_kind_of_socket(tmp_path: Path, way: 
             (message,) = read(connected, decoder, 1)
             assert isinstance(message, wire.Message)
             assert (message.channels, message.parts) == ((9,), (b"hello",))
-        assert gateway.status()["listeners"][1]["events"]["messages"] == 1
+        assert events_of(gateway, "relink")["messages"] == 1
 
 
 def test_endpoints_come_from_the_configuration(tmp_path: Path) -> None:

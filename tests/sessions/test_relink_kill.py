@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.clients.relink import RelinkConnector
 from headrace.log import Log
-from tests.gateway.gateways import GatewayProcess
+from tests.gateway.gateways import GatewayProcess, events_of
 from tests.streams import run
 
 ENDPOINTS = (
@@ -117,7 +117,7 @@ def test_links_resume_and_every_message_is_there_once_after_kills(tmp_path: Path
             assert [(link.epoch, link.link) for link in traffic.links] == known
             assert all(link.links_lost == 0 for link in traffic.links)
             assert all(link.reconnects >= 6 * soak for link in traffic.links)
-            events = gateway.status()["listeners"][1]["events"]
+            events = events_of(gateway, "relink")
             assert (events["violations"], events["bad_packets"], events["lost"]) == (0, 0, 0)
         finally:
             for task in receiving + sending:

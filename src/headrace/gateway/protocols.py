@@ -198,6 +198,7 @@ class RelinkSpeaker:
             max_channels=listen.max_channels,
         )
         self.max_frame = self._shared.max_packet
+        self.gauges = self._shared.gauges
         self.session = self._shared.session
         self.counters = self._shared.counters
         self.gauges = self._shared.gauges
