@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-VERSIONS_THAT_MATTER = ("headrace", "cython", "uvloop", "pyarrow")
+VERSIONS_THAT_MATTER = ("headrace", "cython", "uvloop", "pyarrow", "aioquic", "qh3")
 
 
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:

@@ -87,6 +87,28 @@ def test_the_higher_of_two_gates_at_one_place_holds() -> None:
     assert out.take(8) == b"x"
 
 
+def test_a_gate_can_be_put_before_bytes_that_are_there_already() -> None:
+    out = Output()
+    out.write(b"free")
+    out.write(b"promised")
+    out.gate(5)
+    out.write(b"later")
+    out.gate_from(4, 9)  # the one for less is behind it, and is of no use any more
+    assert out.take(5) == b"free"
+    assert out.take(8) is None
+    out.write(b" more")
+    assert out.take(9) == b"promisedlater more"
+
+
+def test_gate_before_bytes_adds_nothing_where_more_is_waited_for_already() -> None:
+    out = Output()
+    out.gate(9)
+    out.write(b"ab")
+    out.gate_from(1, 5)
+    assert out.take(8) is None
+    assert out.take(9) == b"ab"
+
+
 def test_gates_open_one_after_the_other() -> None:
     out = Output()
     for i in range(1, 1001):

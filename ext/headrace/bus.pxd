@@ -22,7 +22,8 @@ cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all
                                 # Subscription.write_state() says
     CONTROL_UNSUBSCRIBE = 17    # correlation: subscription id
     CONTROL_ACK = 18            # correlation: subscription id; payload: floor, offsets above it that are acknowledged
-    CONTROL_ATTEMPT = 19        # correlation: subscription id; payload: offset, deliveries so far
+    CONTROL_ATTEMPT = 19        # correlation: subscription id; payload: offset, deliveries so far, and perhaps the time
+                                # before which the next one is not made
     CONTROL_CARRY = 20          # correlation: offset; headers: who has it in flight, pairs of subscription id and
                                 # deliveries; payload: the message record as it was, or nothing: as in the one before
     CONTROL_IDS = 21            # correlation: no subscription id at or above this was given out
@@ -32,6 +33,41 @@ cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all
                                 # which, everything was passed over for max_pending
     CONTROL_NOTE = 24           # headers: the key; payload: the value, which replaces any before
     CONTROL_FORGET = 25         # headers: the key of a note that is no more
+    CONTROL_FINISHED = 32       # CONTROL_ACK of a queue: the floor; pairs of offset and outcome, with the deliveries above
+                                # its lowest 8 bits
+
+cdef enum:                  # statuses: of a message, as a queue sees it
+    UNKNOWN = 0
+    NEW = 1                 # not safe yet
+    WAITING = 2
+    DELAYED = 3             # its time, or that of its next attempt, has not come
+    ACTIVE = 4              # a member has it
+    COMPLETED = 5
+    FAILED = 6
+    STATUSES = 7
+
+cdef enum:                  # outcomes: why a message needs no more deliveries; the first two as above
+    OUT_COMPLETED = 5
+    OUT_FAILED = 6
+    OUT_REMOVED = 7
+    OUT_REMOVED_AHEAD = 8   # before it was ever come to
+
+cdef struct Timing:         # what a message's own headers say (FLAG_TIMED); 0: nothing
+    int64_t not_before
+    uint32_t attempts
+    int64_t retry_us
+
+cdef struct Finished:
+    uint64_t offset
+    uint32_t deliveries
+    uint8_t outcome         # 0: removed since
+
+
+cdef enum:
+    TIMING_BYTES = 96           # what write_timing() needs at most
+
+cdef void read_timing(const RecordHeader* record, Timing* out) noexcept nogil
+cdef uint32_t write_timing(char* out, const Timing* timing) noexcept nogil
 
 
 cdef struct Positions:      # where a topic's messages are in the open segment
@@ -121,6 +157,9 @@ cdef class Remembered:
     cdef uint64_t cursor                # everything that matches below was handed out
     cdef uint64_t floor                 # everything that matches below is done with
     cdef dict open                      # offset -> deliveries: in flight then, or delivered again since
+    cdef dict due                       # offset -> when the next delivery is to be made, where that was said
+    cdef set ahead                      # removed before they were come to
+    cdef list finished                  # pairs of offset and outcome, as CONTROL_FINISHED has them
     cdef set acked                      # acknowledged, at or above the cursor
     cdef list passed                    # pairs of offsets, ascending: from the first to before the second was passed over
     cdef Py_ssize_t prune_at            # with so many of these it is time to forget those below the cursor
@@ -145,6 +184,7 @@ cdef class Subscription:
     cdef readonly bint durable
     cdef readonly bint queue            # members share it
     cdef readonly bint confirm_all      # every message is to be acknowledged, however it was published
+    cdef readonly bint kept             # whoever takes from it keeps its place and what is in flight
     cdef readonly bint closed
     cdef uint32_t topic                 # exact: its id
     cdef uint32_t slot                  # its place in Topic.subscriptions or Interest.subscriptions
@@ -167,6 +207,7 @@ cdef class Subscription:
     cdef uint32_t flights_count
     cdef uint32_t flights_room          # a power of two
     cdef uint32_t open_flights          # not done
+    cdef readonly uint32_t held         # of these, those that a member has
     cdef Heap later                     # by when they are due
     cdef Heap ready                     # by offset: those whose time has come
     cdef public uint32_t max_inflight
@@ -174,9 +215,25 @@ cdef class Subscription:
     cdef public int64_t redelivery_us
     cdef public int64_t max_redelivery_us
     cdef public uint64_t max_pending    # 0: no limit; exact subscriptions only
+    cdef public uint32_t max_active     # how many of them members may have at once; 0: no limit but max_inflight
+    cdef public int64_t deadline_us     # how long a member may have one; 0: until its redelivery is due
+    cdef public uint32_t keep_finished  # of so many that were finished it is remembered how
+    cdef bint paused_                   # nothing is handed out
+    # what was finished, a ring of the newest
+    cdef Finished* finished
+    cdef uint32_t finished_first
+    cdef uint32_t finished_count
+    cdef uint32_t finished_room
+    cdef uint32_t completed_kept        # how many of them are in each state
+    cdef uint32_t failed_kept
+    # what is ahead of the cursor, as far as it was counted; filters only
+    cdef uint64_t counted               # the lsn up to which; 0: not counted
+    cdef uint64_t ahead
+    cdef uint64_t ahead_timed           # of these, those with a timing of their own
     # from before a restart
     cdef uint64_t restored_below        # offsets from before the last one that it came through
     cdef set acked                      # offsets at or above the cursor that are acknowledged
+    cdef set removed                    # the same, removed by somebody who had not been given them; None: there are none
     cdef uint32_t late_acks             # how many of these came since
     # what the log has
     cdef uint64_t state_segment         # where its CONTROL_SUBSCRIPTION begins; 0: nowhere
@@ -201,6 +258,15 @@ cdef class Subscription:
     cdef int take(self, Member member, int64_t now, Delivery* out) except -1
     cdef bint ack_offset(self, uint64_t offset) except -1
     cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1
+    # Gives a delivery back unfinished. Answers 1: it is made again after `delay_us` (below 0: as the message or the
+    # back-off says), 2: it was the last one, 0: there is none.
+    cdef int release(self, uint64_t offset, int64_t now, int64_t delay_us, str reason) except -1
+    cdef bint extend(self, uint64_t offset, int64_t now) except -1
+    cdef int remove_offset(self, uint64_t offset, int64_t now) except -1
+    cdef int status_of(self, uint64_t offset, int64_t now, uint32_t* deliveries) except -1
+    cdef bint view_offset(self, uint64_t offset, View* out) noexcept
+    cdef int count_statuses(self, int64_t now, uint64_t* counts) except -1
+    cdef int pause(self, bint paused) except -1
 
     cdef bint interested(self, uint32_t topic) noexcept nogil
     cdef bint confirms(self, const RecordHeader* record) noexcept nogil
@@ -223,15 +289,27 @@ cdef class Subscription:
     cdef Flight* flight_at(self, uint32_t i) noexcept nogil
     cdef Flight* flight(self, uint64_t offset) noexcept nogil
     cdef Flight* add_flight(self, uint64_t offset) except NULL
-    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t now) except -1
+    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t due,
+                     int64_t now) except -1
+    cdef const RecordHeader* record_of(self, const Flight* flight) noexcept nogil
+    cdef uint32_t attempts_for(self, const RecordHeader* record) noexcept nogil
+    cdef int64_t patience(self, uint32_t deliveries) noexcept nogil
+    cdef int flight_status(self, const Flight* flight, int64_t now) noexcept nogil
+    cdef int status_ahead(self, const RecordHeader* record, uint64_t lsn, int64_t now) except -1
+    cdef int count_ahead(self) noexcept
+    cdef int walk_ahead(self, int64_t now, uint64_t* counts, int status, uint64_t skip, uint64_t most, list found) except -1
+    cdef int put_finished(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1
+    cdef Finished* find_finished(self, uint64_t offset) noexcept nogil
+    cdef void drop_finished(self, Finished* one) noexcept nogil
+    cdef int write_finished(self, int64_t now) except -100
     cdef int schedule(self, Flight* flight, int64_t due) except -1
     cdef int make_ready(self, Flight* flight) except -1
     cdef Flight* next_ready(self) noexcept
     cdef int promote(self, int64_t now) except -1
     cdef int64_t check_due(self, int64_t now) except -2
     cdef void give_back(self, Flight* flight) noexcept
-    cdef int finish(self, Flight* flight) except -1
-    cdef int remember(self, uint64_t offset) except -1
+    cdef int finish(self, Flight* flight, uint8_t outcome) except -1
+    cdef int remember(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1
     cdef void settle(self) noexcept
     cdef int bury(self, Flight* flight, int64_t now, str reason) except -1
     cdef int wake_members(self) except -1
@@ -322,7 +400,8 @@ cdef class Bus(Keeper):
     cdef int follow(self, Subscription subscription, bint limited) except -1
     cdef int unfollow(self, Subscription subscription) except -1
     cdef int drop(self, Subscription subscription, int64_t now, bint write) except -1
-    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) noexcept
+    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t due,
+                           int64_t now) noexcept
     cdef int reserve_ids(self, int64_t now) except -1
     cdef int carry_message(self, Segment* segment, uint64_t position, list owners, int64_t now) except -100
     cdef bint room_may_come(self, int rc) except -1

@@ -18,12 +18,13 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
-from libc.string cimport memcpy, memset
+from libc.stdio cimport snprintf
+from libc.string cimport memcmp, memcpy, memmove, memset
 from posix.mman cimport munmap
 
 from headrace.log cimport (
-    APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, RECORD_HEADER,
-    SEGMENT_HEADER, Keeper, Log, Message, Origin, RecordHeader, Segment, View, padded, view_record,
+    APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, FLAG_TIMED,
+    RECORD_HEADER, SEGMENT_HEADER, Keeper, Log, Message, Origin, RecordHeader, Segment, View, padded, view_record,
 )
 from headrace.trie cimport TOPIC_BYTES, TopicTree, Trie
 from headrace.wake cimport Waker
@@ -50,6 +51,8 @@ cdef enum:
     BURY_AGAIN_US = 100_000  # after the log had no room for a dead letter
 
 cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that is not the segment's number
+
+STATUS_NAMES = ("", "new", "waiting", "delayed", "active", "completed", "failed")
 
 PROTOCOL_NAMES = ("", "blipmq", "overhop", "relink", "zeroctl", "felix")
 
@@ -128,6 +131,57 @@ cdef void heap_pop(Heap* heap) noexcept nogil:
         heap.items[at] = heap.items[child]
         at = child
     heap.items[at] = entry
+
+
+# --- a message's own timing ------------------------------------------------------------------------------------------
+# It is in the headers, so that it reaches the Parquet columns: a JSON object with whole numbers, and no spaces in it.
+
+cdef uint32_t write_timing(char* out, const Timing* timing) noexcept nogil:
+    """The headers of a message with FLAG_TIMED; `out` has TIMING_BYTES."""
+    cdef uint32_t n = 0
+    if timing.not_before > 0:
+        n += snprintf(out + n, TIMING_BYTES - n, ',"not-before":%lld', <long long>timing.not_before)
+    if timing.attempts:
+        n += snprintf(out + n, TIMING_BYTES - n, ',"attempts":%u', timing.attempts)
+    if timing.retry_us > 0:
+        n += snprintf(out + n, TIMING_BYTES - n, ',"retry-us":%lld', <long long>timing.retry_us)
+    if n == 0:
+        return 0
+    out[0] = c"{"
+    out[n] = c"}"
+    return n + 1
+
+
+cdef void read_timing(const RecordHeader* record, Timing* out) noexcept nogil:
+    cdef View view
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef const uint8_t* name
+    cdef Py_ssize_t size
+    cdef int64_t value
+    memset(out, 0, sizeof(Timing))
+    if not record.flags & FLAG_TIMED:
+        return
+    view_record(record, &view)
+    p = view.headers
+    end = p + view.headers_len
+    while p + 2 < end and p[1] == c'"':
+        p += 2
+        name = p
+        while p < end and p[0] != c'"':
+            p += 1
+        size = p - name
+        p += 2                                            # the quote and the colon
+        value = 0
+        while p < end and c"0" <= p[0] <= c"9" and value < INT64_MAX // 10:
+            value = value * 10 + (p[0] - c"0")
+            p += 1
+        if size == 10 and memcmp(name, "not-before", 10) == 0:
+            out.not_before = value
+        elif size == 8 and memcmp(name, "attempts", 8) == 0:
+            out.attempts = <uint32_t>min(value, <int64_t>UINT32_MAX)
+        elif size == 8 and memcmp(name, "retry-us", 8) == 0:
+            out.retry_us = value
 
 
 # --- topics and filters ------------------------------------------------------------------------------------------------
@@ -357,6 +411,7 @@ cdef class Subscription:
         free(self.later.items)
         free(self.ready.items)
         free(self.unwritten)
+        free(self.finished)
 
     # --- the cursor --------------------------------------------------------------------------------------------------
 
@@ -365,11 +420,13 @@ cdef class Subscription:
 
     cdef bint confirms(self, const RecordHeader* record) noexcept nogil:
         """Whether an acknowledgement is expected for a message."""
-        return self.at_least_once and (self.confirm_all or record.flags & FLAG_CONFIRMED)
+        return self.at_least_once and not self.kept and (self.confirm_all or record.flags & FLAG_CONFIRMED)
 
     cdef bint spared(self, const RecordHeader* record) except -1:
         """Whether a message is passed without a word: from before a restart, and acknowledged since, or one that may have
         been delivered and was never to be confirmed."""
+        if self.removed is not None and record.offset in self.removed:
+            return True
         return record.offset < self.restored_below and (not self.confirms(record) or record.offset in self.acked)
 
     cdef bint resolve(self, Segment* segment) noexcept:
@@ -505,6 +562,10 @@ cdef class Subscription:
             self.behind += 1
         else:
             self.position = position + padded(record.length)
+            if ((segment.number << 40) | position) < self.counted:
+                self.ahead -= 1
+                if record.flags & FLAG_TIMED:
+                    self.ahead_timed -= 1
         self.next_offset = record.offset + 1
 
     cdef bint waits_in(self, Segment* segment) except -1:
@@ -609,6 +670,7 @@ cdef class Subscription:
         if self.segment == segment.number:
             self.pass_over(segment, UINT64_MAX)
         self.list_segment = 0
+        self.counted = 0
         self.segment = log.segments_[0].number
         self.position = 0 if self.exact else SEGMENT_HEADER
         self.next_offset = max(self.next_offset, log.segments_[0].first_offset)
@@ -671,6 +733,7 @@ cdef class Subscription:
             if flight.member == <void*>member:
                 flight.member = NULL
                 self.schedule(flight, now)
+        self.held -= member.inflight
         member.inflight = 0
         self.members.remove(member)
         return 0
@@ -705,7 +768,8 @@ cdef class Subscription:
         cdef RecordHeader* record
         cdef Flight* flight
         cdef Py_ssize_t members
-        if member.gone or member.credits == 0:
+        cdef Timing timing
+        if member.gone or member.credits == 0 or self.paused_:
             return 0
         if self.at_least_once:
             members = len(self.members)
@@ -716,6 +780,8 @@ cdef class Subscription:
                     return 0
             if members > 1 and member.inflight >= (self.max_inflight + members - 1) // members:
                 return 0                                  # one that never acknowledges leaves room for the others
+            if self.max_active and self.held >= self.max_active:
+                return 0
             flight = self.next_ready()
             if flight != NULL:
                 return self.redeliver(flight, member, now, out)
@@ -727,10 +793,24 @@ cdef class Subscription:
         while self.next_record(limit, &segment, &position):
             record = <RecordHeader*>(segment.base + position)
             self.skip_one(segment, position)
-            if record.offset < self.restored_below and self.spared(record):
+            if (record.offset < self.restored_below or self.removed is not None) and self.spared(record):
                 self.acked.discard(record.offset)
+                if self.removed is not None:
+                    self.removed.discard(record.offset)
+                    if not self.removed:
+                        self.removed = None
                 continue
             out.confirm = self.confirms(record)
+            if self.queue and record.flags & FLAG_TIMED and out.confirm:
+                read_timing(record, &timing)
+                if timing.not_before > now:
+                    flight = self.add_flight(record.offset)
+                    flight.segment = segment.number
+                    flight.position = position
+                    self.schedule(flight, timing.not_before)
+                    if self.open_flights >= self.max_inflight:
+                        return 0
+                    continue
             if out.confirm:
                 flight = self.add_flight(record.offset)
                 flight.segment = segment.number
@@ -738,7 +818,8 @@ cdef class Subscription:
                 flight.deliveries = 1
                 flight.member = <void*>member
                 member.inflight += 1
-                self.schedule(flight, now + self.backoff(1))
+                self.held += 1
+                self.schedule(flight, now + self.patience(1))
             view_record(record, &out.view)
             out.tag = record.offset + 1
             out.deliveries = 1
@@ -760,20 +841,25 @@ cdef class Subscription:
 
     cdef int redeliver(self, Flight* flight, Member member, int64_t now, Delivery* out) except -1:
         cdef Bus bus = self.bus
-        view_record(<RecordHeader*>(bus.segment_at(flight.segment).base + flight.position), &out.view)
+        view_record(self.record_of(flight), &out.view)
         flight.deliveries += 1
         flight.member = <void*>member
         member.inflight += 1
+        self.held += 1
         if member.credits > 0:
             member.credits -= 1
         out.tag = flight.offset + 1
         out.deliveries = flight.deliveries
         out.confirm = True
         if self.durable:
-            bus.write_attempt(self, flight.offset, flight.deliveries, now)
-        self.schedule(flight, now + self.backoff(flight.deliveries))
-        self.redelivered += 1
-        bus.redelivered += 1
+            bus.write_attempt(self, flight.offset, flight.deliveries, 0, now)
+        self.schedule(flight, now + self.patience(flight.deliveries))
+        if flight.deliveries == 1:                        # it was only delayed
+            self.delivered += 1
+            bus.delivered_count[self.protocol] += 1
+        else:
+            self.redelivered += 1
+            bus.redelivered += 1
         return 1
 
     cdef bint ack_offset(self, uint64_t offset) except -1:
@@ -782,9 +868,11 @@ cdef class Subscription:
         cdef RecordHeader* record
         cdef Segment* segment
         if flight != NULL:
-            self.finish(flight)
+            self.finish(flight, OUT_COMPLETED)
             self.settle()
-            if self.open_flights + 1 == self.max_inflight and len(self.members) > 1:
+            if len(self.members) > 1 and (
+                self.open_flights + 1 == self.max_inflight or self.held + 1 == self.max_active
+            ):
                 self.wake_members()                       # there is room again, for whoever it may be
         else:
             # Delivered before a restart, acknowledged after it, and not come to again yet? No peer had more than
@@ -798,12 +886,266 @@ cdef class Subscription:
                 return False
             self.late_acks += 1
             self.acked.add(offset)
-            self.remember(offset)
+            self.remember(offset, 1, OUT_COMPLETED)
         self.acknowledged += 1
         self.bus.acknowledged += 1
         return True
 
+    cdef int release(self, uint64_t offset, int64_t now, int64_t delay_us, str reason) except -1:
+        cdef Flight* flight = self.flight(offset)
+        cdef Timing timing
+        cdef bint last
+        if flight == NULL:
+            return 0
+        self.give_back(flight)
+        read_timing(self.record_of(flight), &timing)
+        last = flight.deliveries >= (timing.attempts or self.max_deliveries)
+        if last:
+            self.bury(flight, now, reason)
+            self.settle()
+        else:
+            if delay_us < 0:
+                delay_us = timing.retry_us or self.backoff(flight.deliveries)
+            if self.durable and delay_us > 0:
+                self.bus.write_attempt(self, offset, flight.deliveries, now + delay_us, now)
+            self.schedule(flight, now + delay_us)
+        if self.max_active and self.held + 1 == self.max_active:
+            self.wake_members()
+        return 2 if last else 1
+
+    cdef bint extend(self, uint64_t offset, int64_t now) except -1:
+        """A member that has a message gets as much time for it again as it had in the beginning."""
+        cdef Flight* flight = self.flight(offset)
+        if flight == NULL or flight.member == NULL:
+            return False
+        self.schedule(flight, now + self.patience(flight.deliveries))
+        return True
+
+    cdef int pause(self, bint paused) except -1:
+        self.paused_ = paused
+        if not paused:
+            self.wake_members()
+        return 0
+
+    # --- what became of a message ----------------------------------------------------------------------------------------
+
+    cdef int flight_status(self, const Flight* flight, int64_t now) noexcept nogil:
+        if flight.member != NULL:
+            return ACTIVE
+        return WAITING if flight.ready or flight.due <= now else DELAYED
+
+    cdef int status_ahead(self, const RecordHeader* record, uint64_t lsn, int64_t now) except -1:
+        """Of a message that the cursor has not come to."""
+        cdef Timing timing
+        if self.spared(record):
+            return UNKNOWN
+        if lsn >= self.bus.log.safe_lsn():
+            return NEW
+        read_timing(record, &timing)
+        return DELAYED if timing.not_before > now else WAITING
+
+    cdef int status_of(self, uint64_t offset, int64_t now, uint32_t* deliveries) except -1:
+        """What became of a message, and how often it was delivered; UNKNOWN where it was never for this subscription, or was
+        finished too long ago."""
+        cdef Finished* finished = self.find_finished(offset)
+        cdef Flight* flight
+        cdef RecordHeader* record
+        cdef Segment* segment = NULL
+        deliveries[0] = 0
+        if finished != NULL:
+            deliveries[0] = finished.deliveries
+            return finished.outcome
+        flight = self.flight(offset)
+        if flight != NULL:
+            deliveries[0] = flight.deliveries
+            return self.flight_status(flight, now)
+        if offset < self.next_offset:
+            return UNKNOWN
+        record = self.bus.record_at(offset, &segment)
+        if record == NULL or not self.interested(record.topic):
+            return UNKNOWN
+        return self.status_ahead(record, (segment.number << 40) | <uint64_t>(<const uint8_t*>record - segment.base), now)
+
+    cdef bint view_offset(self, uint64_t offset, View* out) noexcept:
+        """A message by its offset, also where it was carried forward; good until the loop runs. False where it is gone."""
+        cdef Flight* flight = self.flight(offset)
+        cdef const RecordHeader* record
+        cdef Segment* segment = NULL
+        record = self.record_of(flight) if flight != NULL else self.bus.record_at(offset, &segment)
+        if record == NULL:
+            return False
+        view_record(record, out)
+        return True
+
+    cdef int count_ahead(self) noexcept:
+        """Counts what came since it was last counted: each message once, however often it is asked."""
+        cdef uint64_t segment = self.segment, position = self.position
+        cdef Segment* found
+        cdef uint64_t where = 0
+        cdef RecordHeader* record
+        if self.counted <= ((segment << 40) | position):
+            self.ahead = self.ahead_timed = 0
+        else:
+            self.segment = self.counted >> 40
+            self.position = self.counted & POSITION
+        while self.next_record(self.bus.log.published_, &found, &where):
+            record = <RecordHeader*>(found.base + where)
+            self.ahead += 1
+            if record.flags & FLAG_TIMED:
+                self.ahead_timed += 1
+            self.position = where + padded(record.length)
+        self.counted = (self.segment << 40) | self.position
+        self.segment = segment
+        self.position = position
+        return 0
+
+    cdef int walk_ahead(self, int64_t now, uint64_t* counts, int status, uint64_t skip, uint64_t most, list found) except -1:
+        """Looks at what is ahead of the cursor one by one. With `counts` all of it is counted by its status; else the
+        offsets of those with this status are found, after `skip`, up to `most` in the list."""
+        cdef uint64_t segment_number = self.segment, position = self.position
+        cdef Segment* segment
+        cdef uint64_t where = 0
+        cdef RecordHeader* record
+        cdef int one
+        while self.next_record(self.bus.log.published_, &segment, &where):
+            record = <RecordHeader*>(segment.base + where)
+            self.position = where + padded(record.length)
+            one = self.status_ahead(record, (segment.number << 40) | where, now)
+            if counts != NULL:
+                counts[one] += 1
+            elif one == status:
+                if skip:
+                    skip -= 1
+                else:
+                    found.append(record.offset)
+                    if <uint64_t>len(found) >= most:
+                        break
+        self.segment = segment_number
+        self.position = position
+        return 0
+
+    cdef int count_statuses(self, int64_t now, uint64_t* counts) except -1:
+        """How many messages are in each Status. Filters only."""
+        cdef uint32_t i
+        cdef Flight* flight
+        cdef uint64_t segment = self.segment, position = self.position, safe = self.bus.log.safe_lsn()
+        cdef Segment* found
+        cdef uint64_t where = 0
+        memset(counts, 0, STATUSES * sizeof(uint64_t))
+        for i in range(self.flights_count):
+            flight = self.flight_at(i)
+            if not flight.done:
+                counts[self.flight_status(flight, now)] += 1
+        counts[COMPLETED] = self.completed_kept
+        counts[FAILED] = self.failed_kept
+        self.count_ahead()
+        if self.ahead_timed or self.removed is not None or self.acked:
+            self.walk_ahead(now, counts, 0, 0, 0, None)
+            counts[UNKNOWN] = 0
+            return 0
+        if safe > ((segment << 40) | position):
+            self.segment = safe >> 40
+            self.position = safe & POSITION
+        while self.next_record(self.bus.log.published_, &found, &where):
+            counts[NEW] += 1
+            self.position = where + padded((<RecordHeader*>(found.base + where)).length)
+        self.segment = segment
+        self.position = position
+        counts[WAITING] += self.ahead - counts[NEW]
+        return 0
+
+    cdef int remove_offset(self, uint64_t offset, int64_t now) except -1:
+        """Takes a message out that nobody has: it is not delivered any more, nor kept among those that were finished. Its
+        status until then."""
+        cdef uint32_t deliveries = 0
+        cdef int status = self.status_of(offset, now, &deliveries)
+        cdef Finished* finished
+        if status == UNKNOWN or status == ACTIVE:
+            return status
+        finished = self.find_finished(offset)
+        if finished != NULL:
+            self.drop_finished(finished)
+            self.remember(offset, deliveries, OUT_REMOVED)
+        elif self.flight(offset) != NULL:
+            self.finish(self.flight(offset), OUT_REMOVED)
+            self.settle()
+        else:
+            if self.removed is None:
+                self.removed = set()
+            self.removed.add(offset)
+            self.remember(offset, 0, OUT_REMOVED_AHEAD)
+        return status
+
+    cdef Finished* find_finished(self, uint64_t offset) noexcept nogil:
+        cdef uint32_t i
+        cdef Finished* one
+        for i in range(self.finished_count):
+            one = &self.finished[(self.finished_first + i) % self.finished_room]
+            if one.offset == offset and one.outcome:
+                return one
+        return NULL
+
+    cdef void drop_finished(self, Finished* one) noexcept nogil:
+        if one.outcome == OUT_COMPLETED:
+            self.completed_kept -= 1
+        elif one.outcome == OUT_FAILED:
+            self.failed_kept -= 1
+        one.outcome = 0
+
+    cdef int put_finished(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1:
+        """Remembers how a message ended, in place of the one that ended first."""
+        cdef Finished* grown
+        cdef Finished* one
+        cdef uint32_t i, room
+        if outcome != OUT_COMPLETED and outcome != OUT_FAILED:
+            one = self.find_finished(offset)
+            if one != NULL:
+                self.drop_finished(one)
+            return 0
+        while self.finished_count and self.finished_count >= self.keep_finished:
+            self.drop_finished(&self.finished[self.finished_first])
+            self.finished_first = (self.finished_first + 1) % self.finished_room
+            self.finished_count -= 1
+        if self.keep_finished == 0:
+            return 0
+        if self.finished_count == self.finished_room:
+            room = min(self.keep_finished, self.finished_room * 2 + 16)
+            grown = <Finished*>malloc(room * sizeof(Finished))
+            if grown == NULL:
+                raise MemoryError
+            for i in range(self.finished_count):
+                grown[i] = self.finished[(self.finished_first + i) % self.finished_room]
+            free(self.finished)
+            self.finished = grown
+            self.finished_first = 0
+            self.finished_room = room
+        one = &self.finished[(self.finished_first + self.finished_count) % self.finished_room]
+        self.finished_count += 1
+        one.offset = offset
+        one.deliveries = deliveries
+        one.outcome = outcome
+        if outcome == OUT_COMPLETED:
+            self.completed_kept += 1
+        else:
+            self.failed_kept += 1
+        return 0
+
     # --- in flight -------------------------------------------------------------------------------------------------------
+
+    cdef const RecordHeader* record_of(self, const Flight* flight) noexcept nogil:
+        return <const RecordHeader*>(self.bus.segment_at(flight.segment).base + flight.position)
+
+    cdef uint32_t attempts_for(self, const RecordHeader* record) noexcept nogil:
+        """How often a message may be delivered."""
+        cdef Timing timing
+        if not self.queue or not record.flags & FLAG_TIMED:
+            return self.max_deliveries
+        read_timing(record, &timing)
+        return timing.attempts if timing.attempts else self.max_deliveries
+
+    cdef int64_t patience(self, uint32_t deliveries) noexcept nogil:
+        """How long an acknowledgement may take."""
+        return self.deadline_us if self.deadline_us else self.backoff(deliveries)
 
     cdef Flight* flight_at(self, uint32_t i) noexcept nogil:
         return &self.flights[(self.flights_first + i) & (self.flights_room - 1)]
@@ -845,14 +1187,21 @@ cdef class Subscription:
         self.open_flights += 1
         return flight
 
-    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t now) except -1:
-        """A flight from before a restart."""
+    cdef int take_up(self, uint64_t offset, uint64_t number, uint64_t position, uint32_t deliveries, int64_t due,
+                     int64_t now) except -1:
+        """A flight from before a restart; `due`: when it was to be delivered again, or 0."""
         cdef Flight* flight = self.add_flight(offset)
+        cdef Timing timing
         flight.segment = number
         flight.position = position
         flight.deliveries = deliveries
-        # One that had its last delivery waits for nothing but a late acknowledgement.
-        return self.schedule(flight, now + self.backoff(deliveries) if deliveries >= self.max_deliveries else now)
+        if deliveries >= self.attempts_for(self.record_of(flight)):
+            # One that had its last delivery waits for nothing but a late acknowledgement.
+            due = now + self.patience(deliveries)
+        elif deliveries == 0:
+            read_timing(self.record_of(flight), &timing)
+            due = timing.not_before
+        return self.schedule(flight, max(due, now))
 
     cdef int schedule(self, Flight* flight, int64_t due) except -1:
         """Has a flight looked at again when it is due."""
@@ -907,7 +1256,7 @@ cdef class Subscription:
             if flight == NULL or flight.ready or flight.due != entry.key:
                 continue                                  # acknowledged, or due at another time since
             self.give_back(flight)
-            if flight.deliveries >= self.max_deliveries:
+            if flight.deliveries >= self.attempts_for(self.record_of(flight)):
                 self.bury(flight, now, "no acknowledgement")
             else:
                 self.make_ready(flight)
@@ -927,35 +1276,41 @@ cdef class Subscription:
         """Takes a flight from the member that has it."""
         if flight.member != NULL:
             (<Member>flight.member).inflight -= 1
+            self.held -= 1
             flight.member = NULL
 
-    cdef int finish(self, Flight* flight) except -1:
+    cdef int finish(self, Flight* flight, uint8_t outcome) except -1:
         """It needs no more deliveries. settle() has to follow."""
         self.give_back(flight)
         flight.done = True
         self.open_flights -= 1
-        return self.remember(flight.offset)
+        return self.remember(flight.offset, flight.deliveries, outcome)
 
-    cdef int remember(self, uint64_t offset) except -1:
+    cdef int remember(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1:
         """Has the log told that a message needs no more deliveries."""
         cdef uint64_t* grown
+        cdef uint32_t words = 2 if self.queue else 1
+        if self.keep_finished:
+            self.put_finished(offset, deliveries, outcome)
         if not self.durable:
             return 0
-        if self.unwritten_count == UNWRITTEN:
+        if self.unwritten_count >= UNWRITTEN:
             # The log has had no room for long. Where the subscription stands now says as much, in less space.
             self.unwritten_count = 0
             self.state_segment = 0
             if self not in self.bus.stateless:
                 self.bus.stateless.append(self)
             return 0
-        if self.unwritten_count == self.unwritten_room:
+        if self.unwritten_count + words > self.unwritten_room:
             grown = <uint64_t*>realloc(self.unwritten, (self.unwritten_room * 2 + 16) * sizeof(uint64_t))
             if grown == NULL:
                 raise MemoryError
             self.unwritten = grown
             self.unwritten_room = self.unwritten_room * 2 + 16
         self.unwritten[self.unwritten_count] = offset
-        self.unwritten_count += 1
+        if words == 2:
+            self.unwritten[self.unwritten_count + 1] = (<uint64_t>deliveries << 8) | outcome
+        self.unwritten_count += words
         if not self.ack_pending:
             self.ack_pending = True
             self.bus.acking.append(self)
@@ -982,7 +1337,7 @@ cdef class Subscription:
         cdef Message m
         cdef bytes topic, original, name, headers
         cdef int rc = APPEND_OK
-        view_record(<RecordHeader*>(bus.segment_at(flight.segment).base + flight.position), &view)
+        view_record(self.record_of(flight), &view)
         topic = bus.log.topic_name(view.record.topic)
         name = bus.dead_prefix.encode()
         if not topic.startswith(name):                    # a dead letter that nobody finished is only counted
@@ -998,7 +1353,7 @@ cdef class Subscription:
             m.topic = bus.make_topic(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
             m.protocol = view.record.protocol
             m.kind = view.record.kind
-            m.flags = view.record.flags & ~(FLAG_PARTS | FLAG_CONTROL)
+            m.flags = view.record.flags & ~(FLAG_PARTS | FLAG_CONTROL | FLAG_TIMED)
             m.correlation = view.record.correlation
             m.parts = view.parts
             m.parts_count = view.parts_count
@@ -1021,7 +1376,7 @@ cdef class Subscription:
         else:
             self.dead += 1
             bus.dead += 1
-        return self.finish(flight)
+        return self.finish(flight, OUT_FAILED)
 
     cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1:
         """Gives up on a delivery that its peer can never take."""
@@ -1054,6 +1409,7 @@ cdef class Subscription:
         cdef Member member
         self.closed = True
         self.flights_count = self.open_flights = self.later.count = self.ready.count = self.unwritten_count = 0
+        self.held = 0
         for member in self.members:
             member.gone = True
             member.inflight = 0
@@ -1065,28 +1421,32 @@ cdef class Subscription:
         """Every matching offset below is done with."""
         return self.flights[self.flights_first].offset if self.flights_count else self.next_offset
 
-    def _describe(self, parts):
+    def _describe(self, parts, dues, ahead):
         """What it is, as JSON. Padded, because u64s come behind it."""
         text = json.dumps({
             "filter": self.filter.decode("utf-8", "surrogateescape"), "exact": self.exact, "owner": self.owner,
             "protocol": self.protocol, "queue": self.queue, "confirm_all": self.confirm_all,
             "max_inflight": self.max_inflight, "max_deliveries": self.max_deliveries, "redelivery_us": self.redelivery_us,
-            "max_redelivery_us": self.max_redelivery_us, "max_pending": self.max_pending, "parts": parts,
+            "max_redelivery_us": self.max_redelivery_us, "max_pending": self.max_pending, "max_active": self.max_active,
+            "deadline_us": self.deadline_us, "keep_finished": self.keep_finished, "parts": parts, "dues": dues,
+            "ahead": ahead,
         }, ensure_ascii=False).encode("utf-8", "surrogateescape")
         return text + b" " * (-len(text) % 8)
 
     cdef int write_state(self, int64_t now) except -100:
         """All of it, in place of all that the log has of it, as append_control() answers.
 
-        Where it stands is: the cursor's offset; how many are in flight; offset and deliveries of each; the offsets above
-        the cursor that were acknowledged. What does not fit into one record begins in others before it.
+        Where it stands is: the cursor's offset; how many are in flight; offset and deliveries of each; offset and time of
+        those with a time for their next delivery; the offsets above the cursor that were acknowledged; those that were
+        removed. How many there are of the third and last is in the description. What does not fit into one record begins
+        in others before it.
         """
         cdef Log log = self.bus.log
         cdef Flight* flight
         cdef uint32_t i
         cdef bytes head, body
         cdef uint64_t room = (log.max_record - RECORD_HEADER) & ~<uint64_t>7
-        cdef uint64_t at = 0, size, part = 0, parts = 0, begins = 0
+        cdef uint64_t at = 0, size, part = 0, parts = 0, begins = 0, dues = 0, ahead = 0
         cdef int rc
         words = array("Q", (self.next_offset, self.open_flights))
         for i in range(self.flights_count):
@@ -1094,12 +1454,21 @@ cdef class Subscription:
             if not flight.done:
                 words.append(flight.offset)
                 words.append(flight.deliveries)
+        for i in range(self.flights_count):
+            flight = self.flight_at(i)
+            if not flight.done and not flight.ready and flight.member == NULL and flight.deliveries and flight.due > now:
+                words.append(flight.offset)
+                words.append(<uint64_t>flight.due)
+                dues += 1
         words.extend([offset for offset in self.acked if offset >= self.next_offset])
+        if self.removed is not None:
+            words.extend(self.removed)
+            ahead = len(self.removed)
         body = words.tobytes()
-        head = self._describe(0)
+        head = self._describe(0, dues, ahead)
         if <uint64_t>(len(head) + len(body)) > room:
             parts = (len(body) + room - 9) // (room - 8)
-            head = self._describe(parts)
+            head = self._describe(parts, dues, ahead)
         while part < parts:
             size = min(room - 8, len(body) - at)
             rc = log.append_control(CONTROL_PART, 0, 0, self.id, 0, <const uint8_t*>&part, 8,
@@ -1116,7 +1485,8 @@ cdef class Subscription:
         if rc != APPEND_OK:
             return rc
         self.state_segment = begins if parts else log.active.number
-        self.unwritten_count = 0
+        if not self.queue:                                # else how they ended is still to be written
+            self.unwritten_count = 0
         self.acks_above = 0
         return APPEND_OK
 
@@ -1129,6 +1499,8 @@ cdef class Subscription:
         cdef int rc
         if self.unwritten_count == 0:
             return APPEND_OK
+        if self.queue:
+            return self.write_finished(now)
         words = <uint64_t*>malloc((self.unwritten_count + 1) * sizeof(uint64_t))
         if words == NULL:
             raise MemoryError
@@ -1151,6 +1523,35 @@ cdef class Subscription:
             self.acks_above += count - 1
         return rc
 
+    cdef int write_finished(self, int64_t now) except -100:
+        """The same for a queue, with how each of them ended, in as many records as it takes."""
+        cdef Log log = self.bus.log
+        cdef uint64_t floor = self.low_water()
+        cdef uint64_t* words
+        cdef uint32_t i, done = 0, count, most = <uint32_t>((log.max_record - RECORD_HEADER - 8) // 16) * 2
+        cdef int rc = APPEND_OK
+        while done < self.unwritten_count:
+            count = min(self.unwritten_count - done, most)
+            words = <uint64_t*>malloc((count + 1) * sizeof(uint64_t))
+            if words == NULL:
+                raise MemoryError
+            words[0] = floor
+            memcpy(words + 1, self.unwritten + done, count * sizeof(uint64_t))
+            rc = log.append_control(
+                CONTROL_FINISHED, 0, 0, self.id, 0, NULL, 0, <const uint8_t*>words, (count + 1) * sizeof(uint64_t), now)
+            free(words)
+            if rc != APPEND_OK:
+                break
+            for i in range(done, done + count, 2):
+                self.acks_above += self.unwritten[i] >= floor
+            done += count
+        if done:
+            memmove(self.unwritten, self.unwritten + done, (self.unwritten_count - done) * sizeof(uint64_t))
+            self.unwritten_count -= done
+        if rc == APPEND_OK and self.acks_above > ACKS_REPEATED + 4 * <uint64_t>self.open_flights:
+            rc = self.write_state(now)
+        return rc
+
     # --- Python --------------------------------------------------------------------------------------------------------
 
     def ack(self, uint64_t tag, now=None):
@@ -1170,6 +1571,89 @@ cdef class Subscription:
         self.check_due(at)
         self.bus.flush(at)
         return True
+
+    def retry(self, uint64_t tag, *, delay=None, str reason="it failed", now=None):
+        """Gives a delivery back unfinished: it is made again after `delay` seconds (None: as the message or the back-off
+        says), or buried if it was the last. "again", "buried", or None where none is waiting."""
+        cdef int64_t at = hr_now_us() if now is None else now
+        cdef int done = 0
+        if tag:
+            done = self.release(tag - 1, at, -1 if delay is None else <int64_t>(delay * 1e6), reason)
+            self.check_due(at)
+        self.bus.flush(at)
+        return (None, "again", "buried")[done]
+
+    def prolong(self, uint64_t tag, now=None):
+        """Gives whoever has a delivery as much time for it again; False where nobody has it."""
+        return bool(tag) and self.extend(tag - 1, hr_now_us() if now is None else now)
+
+    @property
+    def paused(self):
+        """Whether nothing is handed out."""
+        return bool(self.paused_)
+
+    @paused.setter
+    def paused(self, bint value):
+        self.pause(value)
+
+    def status(self, uint64_t offset, now=None):
+        """What became of a message and how often it was delivered; None where it was never for this subscription, or was
+        finished too long ago to be remembered."""
+        cdef uint32_t deliveries = 0
+        cdef int status = self.status_of(offset, hr_now_us() if now is None else now, &deliveries)
+        return (STATUS_NAMES[status], deliveries) if status else None
+
+    def census(self, now=None):
+        """How many messages are in each state. For filters."""
+        cdef uint64_t counts[STATUSES]
+        self._check_filter()
+        self.count_statuses(hr_now_us() if now is None else now, counts)
+        return {STATUS_NAMES[i]: counts[i] for i in range(1, STATUSES)}
+
+    def offsets(self, str status not None, uint64_t skip=0, uint64_t most=1000, now=None):
+        """Offsets of messages in a state, oldest first: up to `most`, after `skip`. For filters."""
+        cdef int64_t at = hr_now_us() if now is None else now
+        cdef int wanted = STATUS_NAMES.index(status, 1)
+        cdef uint64_t passed = 0
+        cdef uint32_t i
+        cdef Finished* one
+        cdef Flight* flight
+        cdef list found = []
+        self._check_filter()
+        if most == 0:
+            return found
+        if wanted == COMPLETED or wanted == FAILED:
+            for i in range(self.finished_count):
+                one = &self.finished[(self.finished_first + i) % self.finished_room]
+                if one.outcome == wanted:
+                    if passed >= skip:
+                        found.append(one.offset)
+                        if <uint64_t>len(found) >= most:
+                            break
+                    passed += 1
+            return found
+        for i in range(self.flights_count):
+            flight = self.flight_at(i)
+            if not flight.done and self.flight_status(flight, at) == wanted:
+                if passed >= skip:
+                    found.append(flight.offset)
+                    if <uint64_t>len(found) >= most:
+                        return found
+                passed += 1
+        if wanted != ACTIVE:
+            self.walk_ahead(at, NULL, wanted, skip - passed if skip > passed else 0, most, found)
+        return found
+
+    def remove(self, uint64_t offset, now=None):
+        """Takes a message out that nobody has now. Its state until then: "active" ones stay; None where it is not known."""
+        cdef int64_t at = hr_now_us() if now is None else now
+        cdef int status = self.remove_offset(offset, at)
+        self.bus.flush(at)
+        return STATUS_NAMES[status] or None
+
+    def _check_filter(self):
+        if self.exact:
+            raise ValueError("this is for subscriptions with a filter")
 
     @property
     def inflight(self):
@@ -1236,7 +1720,7 @@ cdef class Bus(Keeper):
         self.defaults = {
             "max_inflight": max(1, max_inflight), "max_deliveries": max(1, max_deliveries),
             "redelivery_us": int(redelivery_delay * 1e6), "max_redelivery_us": int(max_redelivery_delay * 1e6),
-            "max_pending": max_pending,
+            "max_pending": max_pending, "max_active": 0, "deadline_us": 0, "keep_finished": 0,
         }
         self.dead_prefix = dead_letter_prefix
         self.durable_grace = durable_grace
@@ -1676,9 +2160,12 @@ cdef class Bus(Keeper):
         self.log._check_open()
 
     def publish(self, topic, payload, *, headers=b"", parts=(), uint8_t protocol=0, uint8_t kind=0, bint confirmed=False,
-                uint64_t correlation=0, now=None):
-        """Publishes one message; its offset."""
+                uint64_t correlation=0, not_before=None, attempts=None, retry=None, now=None):
+        """Publishes one message; its offset. Queues deliver it at the time `not_before` (microseconds) at the earliest, at
+        most `attempts` times, `retry` seconds after it was given back; these take the place of other headers."""
         cdef Message m
+        cdef Timing timing
+        cdef char timing_text[TIMING_BYTES]
         cdef bytes name = topic.encode() if isinstance(topic, str) else topic
         cdef const uint8_t[::1] body = payload
         cdef const uint8_t[::1] head = headers
@@ -1695,6 +2182,13 @@ cdef class Bus(Keeper):
         m.flags = FLAG_CONFIRMED if confirmed else 0
         m.correlation = correlation
         m.now = hr_now_us() if now is None else now
+        timing.not_before = not_before or 0
+        timing.attempts = attempts or 0
+        timing.retry_us = <int64_t>((retry or 0) * 1e6)
+        if timing.not_before or timing.attempts or timing.retry_us:
+            m.headers_len = write_timing(timing_text, &timing)
+            m.headers = <const uint8_t*>timing_text
+            m.flags |= FLAG_TIMED
         if parts:
             sizes = array("I", parts)
             m.parts = &sizes[0]
@@ -1735,13 +2229,15 @@ cdef class Bus(Keeper):
     # --- subscribing -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, filter, *, bint exact=False, bint at_least_once=False, bint durable=False, bint queue=False,
-                  bint confirm_all=False, str owner="", uint8_t protocol=0, start=None, now=None, **options):
+                  bint confirm_all=False, bint kept=False, str owner="", uint8_t protocol=0, start=None, now=None,
+                  **options):
         """A new subscription, from the end of the log or from the offset `start`.
 
         `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it and
         what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
-        acknowledged, however it was published. Options: max_inflight, max_deliveries, redelivery_us,
-        max_redelivery_us, max_pending.
+        acknowledged, however it was published. `kept`: nothing is to be acknowledged; whoever takes from it keeps its
+        place. Options: max_inflight, max_deliveries, redelivery_us, max_redelivery_us, max_pending, max_active,
+        deadline_us, keep_finished.
         """
         cdef bytes text = filter.encode() if isinstance(filter, str) else filter
         cdef int64_t at = hr_now_us() if now is None else now
@@ -1760,6 +2256,7 @@ cdef class Bus(Keeper):
             **self.defaults, **options, "exact": exact, "at_least_once": at_least_once, "durable": durable,
             "queue": queue, "confirm_all": confirm_all, "owner": owner, "protocol": protocol,
         }, True)
+        subscription.kept = kept
         self.next_id += 1
         subscription.alone_since = at
         if start is None:
@@ -1806,6 +2303,9 @@ cdef class Bus(Keeper):
         subscription.redelivery_us = description["redelivery_us"]
         subscription.max_redelivery_us = description["max_redelivery_us"]
         subscription.max_pending = description["max_pending"]
+        subscription.max_active = description.get("max_active", 0)
+        subscription.deadline_us = description.get("deadline_us", 0)
+        subscription.keep_finished = description.get("keep_finished", 0)
         subscription.members = []
         subscription.acked = set()
         self.follow(subscription, limited)
@@ -1902,13 +2402,16 @@ cdef class Bus(Keeper):
         self.drop(subscription, at, True)
         self.flush(at)
 
-    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t now) noexcept:
-        """So that a restart does not give a message its attempts back. Without room it is only remembered."""
-        cdef uint64_t pair[2]
-        pair[0] = offset
-        pair[1] = deliveries
+    cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t due,
+                           int64_t now) noexcept:
+        """So that a restart does not give a message its attempts back, nor forget when the next one is due (0: at once).
+        Without room it is only remembered."""
+        cdef uint64_t words[3]
+        words[0] = offset
+        words[1] = deliveries
+        words[2] = <uint64_t>due
         return self.log.append_control(
-            CONTROL_ATTEMPT, 0, 0, subscription.id, 0, NULL, 0, <const uint8_t*>pair, 16, now)
+            CONTROL_ATTEMPT, 0, 0, subscription.id, 0, NULL, 0, <const uint8_t*>words, 24 if due else 16, now)
 
     def tick(self, now=None):
         """Redeliveries, dead letters, subscriptions that nobody came back to; when to call it again (microseconds), or None."""
@@ -1955,7 +2458,7 @@ cdef class Bus(Keeper):
         cdef dict wanted = {}
         if self.hold_for_subscriptions:
             for subscription in self.subscriptions.values():
-                if subscription.durable and subscription.waits_in(segment):
+                if (subscription.durable or subscription.kept) and subscription.waits_in(segment):
                     return 0
         for subscription in self.subscriptions.values():
             if subscription.open_flights:
@@ -1971,7 +2474,7 @@ cdef class Bus(Keeper):
                 return 0
             offset = (<RecordHeader*>(segment.base + position)).offset
             for subscription in owners:
-                subscription.finish(subscription.flight(offset))
+                subscription.finish(subscription.flight(offset), OUT_REMOVED)
                 subscription.settle()
                 subscription.lost += 1
                 self.lost += 1
@@ -2127,10 +2630,35 @@ cdef class Bus(Keeper):
                     state.prune_at = 2 * len(state.acked) + 64
                 if words[0] > state.floor:
                     state.floor = words[0]
+        elif record.kind == CONTROL_FINISHED:
+            state = states.get(record.correlation)
+            if state is not None and count:
+                state.cursor = max(state.cursor, words[0])
+                for i in range(1, count - 1, 2):
+                    state.finished.append((words[i], words[i + 1]))
+                    if words[i + 1] & 0xFF == OUT_REMOVED_AHEAD:
+                        state.ahead.add(words[i])
+                        continue
+                    state.open.pop(words[i], None)
+                    state.due.pop(words[i], None)
+                    if words[i] >= words[0]:
+                        state.acked.add(words[i])
+                keep = 2 * state.description.get("keep_finished", 0) + 64
+                if <uint64_t>len(state.finished) > 2 * keep:
+                    del state.finished[:-keep]
+                if len(state.acked) > state.prune_at:
+                    state.acked = {offset for offset in state.acked if offset >= state.cursor}
+                    state.prune_at = 2 * len(state.acked) + 64
+                if words[0] > state.floor:
+                    state.floor = words[0]
         elif record.kind == CONTROL_ATTEMPT:
             state = states.get(record.correlation)
-            if state is not None and count == 2:
+            if state is not None and count >= 2:
                 state.open[words[0]] = words[1]
+                if count > 2:
+                    state.due[words[0]] = words[2]
+                else:
+                    state.due.pop(words[0], None)
         elif record.kind == CONTROL_PASSED:
             state = states.get(record.correlation)
             if state is not None and count == 2:
@@ -2152,7 +2680,10 @@ cdef class Bus(Keeper):
             if description["parts"]:
                 number, *pieces = parts.pop(record.correlation)
                 body = b"".join(pieces)
-            states[record.correlation] = remembered(description, number, body)
+            state = states.get(record.correlation)
+            finished = [] if state is None else state.finished
+            state = states[record.correlation] = remembered(description, number, body)
+            state.finished = finished
         elif record.kind == CONTROL_UNSUBSCRIBE:
             states.pop(record.correlation, None)
         elif record.kind == CONTROL_NOTE:
@@ -2172,6 +2703,7 @@ cdef class Bus(Keeper):
         cdef Subscription subscription
         cdef Segment* segment = NULL
         cdef RecordHeader* record
+        cdef Timing timing
         cdef uint64_t offset, known, number, position
         subscription = self.make(
             id, state.description["filter"].encode("utf-8", "surrogateescape"),
@@ -2194,18 +2726,26 @@ cdef class Bus(Keeper):
                         continue
                     number = segment.number
                     position = <const uint8_t*>record - segment.base
-                subscription.take_up(offset, number, position, state.open[offset], now)
+                subscription.take_up(offset, number, position, state.open[offset], state.due.get(offset, 0), now)
+        for offset, outcome in state.finished:
+            subscription.put_finished(offset, outcome >> 8, outcome & 0xFF)
         # What was handed out since: all that comes before something of which the log says so.
         while subscription.next_record(self.log.published_, &segment, &position):
             record = <RecordHeader*>(segment.base + position)
             if record.offset >= known:
                 break
             subscription.skip_one(segment, position)
-            if subscription.confirms(record) and record.offset not in state.acked and not (
+            if subscription.confirms(record) and record.offset not in state.acked and record.offset not in state.ahead and not (
                 bisect_right(passed, record.offset) % 2
             ):
-                subscription.take_up(record.offset, segment.number, position, state.open.get(record.offset, 1), now)
+                # One with a time to wait for is there without a delivery; the first one would have been written.
+                read_timing(record, &timing)
+                subscription.take_up(
+                    record.offset, segment.number, position,
+                    state.open.get(record.offset, 0 if subscription.queue and timing.not_before > record.time else 1),
+                    state.due.get(record.offset, 0), now)
         subscription.acked = {offset for offset in state.acked if offset >= subscription.next_offset}
+        subscription.removed = {offset for offset in state.ahead if offset >= subscription.next_offset} or None
         return 0
 
     def close(self):
@@ -2257,12 +2797,17 @@ cdef Remembered remembered(dict description, uint64_t number, bytes body):
     words.frombytes(body)
     cursor, in_flight = words[:2]
     end = 2 + 2 * in_flight
+    dues = end + 2 * description.get("dues", 0)
+    ahead = len(words) - description.get("ahead", 0)
     state.description = description
     state.segment = number
     state.cursor = cursor
     state.floor = 0
     state.open = dict(zip(words[2:end:2], words[3:end:2]))
-    state.acked = set(words[end:])
+    state.due = dict(zip(words[end:dues:2], words[end + 1:dues:2]))
+    state.acked = set(words[dues:ahead])
+    state.ahead = set(words[ahead:])
+    state.finished = []
     state.passed = []
     state.prune_at = 2 * len(state.acked) + 64
     return state

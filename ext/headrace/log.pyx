@@ -1098,7 +1098,8 @@ cdef class Log:
         cdef uint64_t length = RECORD_HEADER + <uint64_t>m.headers_len + m.payload_len
         cdef uint64_t whole
         cdef int rc
-        if m.parts_count:
+        cdef bint parts = m.parts_count or m.flags & FLAG_PARTS     # none are some, where the flag says so
+        if parts:
             length += 4 + 4 * <uint64_t>m.parts_count
         if length > self.max_record:
             return APPEND_TOO_LARGE
@@ -1136,14 +1137,15 @@ cdef class Log:
         words[3] = m.correlation
         words[4] = m.topic | (<uint64_t>(m.origin.id if m.origin != NULL else 0) << 32)
         words[5] = (
-            m.protocol | (<uint64_t>m.kind << 8) | (<uint64_t>(m.flags | (FLAG_PARTS if m.parts_count else 0)) << 16)
+            m.protocol | (<uint64_t>m.kind << 8) | (<uint64_t>(m.flags | (FLAG_PARTS if parts else 0)) << 16)
             | (<uint64_t>m.headers_len << 32)
         )
         body = <uint8_t*>record + RECORD_HEADER
-        if m.parts_count or m.headers_len or m.fill != NULL:
-            if m.parts_count:
+        if parts or m.headers_len or m.fill != NULL:
+            if parts:
                 (<uint32_t*>body)[0] = m.parts_count
-                memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
+                if m.parts_count:
+                    memcpy(body + 4, m.parts, 4 * <size_t>m.parts_count)
                 body += 4 + 4 * <size_t>m.parts_count
             if m.headers_len:
                 memcpy(body, m.headers, m.headers_len)

@@ -40,6 +40,12 @@ cdef class Output:
     cdef int put(self, const void* data, Py_ssize_t n) except -1
     # Bytes put from here on may leave only when the safe end is at least this.
     cpdef int gate(self, uint64_t safe_offset) except -1
+    # Where in the output stream the next byte is put.
+    cdef uint64_t position(self) noexcept
+    # The same as gate() for bytes that were put already, from a place in the stream on that did not leave yet. No gate may
+    # wait for more than this one.
+    cpdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1
+    cdef int add_gate(self, uint64_t position, uint64_t safe_offset) except -1
     cdef bint gated(self) noexcept
     # How many bytes may leave now; forgets the gates that are open.
     cpdef Py_ssize_t releasable(self, uint64_t safe) noexcept

@@ -87,7 +87,6 @@ cdef class Output:
         """Bytes put from here on may leave only when the log's safe end is at least this offset."""
         cdef uint64_t position = self.taken + <uint64_t> self.size
         cdef Gate* last
-        cdef Gate* grown
         if self.gate_first < self.gate_end:
             last = &self.gates[self.gate_end - 1]
             if safe_offset <= last.offset:
@@ -97,6 +96,23 @@ cdef class Output:
                 return 0
         elif safe_offset == 0:
             return 0
+        return self.add_gate(position, safe_offset)
+
+    cdef uint64_t position(self) noexcept:
+        return self.taken + <uint64_t> self.size
+
+    cpdef int gate_from(self, uint64_t position, uint64_t safe_offset) except -1:
+        """Bytes from this place in the stream on, some of which were put already, may leave only when the log's safe end is
+        at least this offset, which no gate before waits for."""
+        # Gates from there on wait for less than this one, which is before them.
+        while self.gate_first < self.gate_end and self.gates[self.gate_end - 1].position >= position:
+            self.gate_end -= 1
+        if self.gate_first < self.gate_end and self.gates[self.gate_end - 1].offset >= safe_offset:
+            return 0
+        return self.add_gate(position, safe_offset)
+
+    cdef int add_gate(self, uint64_t position, uint64_t safe_offset) except -1:
+        cdef Gate* grown
         if self.gate_end == self.gate_room:
             if self.gate_first > self.gate_end // 2:
                 memmove(self.gates, self.gates + self.gate_first, (self.gate_end - self.gate_first) * sizeof(Gate))

@@ -9,7 +9,7 @@ what it must: the bytes of an unfinished frame, and output that may not leave ye
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove
 
 from headrace.connection cimport Service
 from headrace.session cimport Session
@@ -44,6 +44,21 @@ def count(Service service not None, str what not None, int n=1):
         service.tally.failed += <uint64_t>n
     else:
         raise ValueError(f"{what!r} is not counted")
+
+
+def same_connection(bytes data not None, Py_ssize_t size, Py_ssize_t id_size):
+    """Whether datagrams of `size` bytes each, one after another, all have a short QUIC header and the same connection
+    id: those that come together may be of several connections."""
+    cdef const uint8_t* base = <const uint8_t*> PyBytes_AS_STRING(data)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t start = 0
+    if size <= 0:
+        return False
+    while start < n:
+        if n - start <= id_size or base[start] & 0x80 or memcmp(base + start + 1, base + 1, id_size) != 0:
+            return False
+        start += size
+    return True
 
 
 cdef class Substream:

@@ -5,7 +5,7 @@ microseconds since the epoch; where one is left out, it is now. Compiled session
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 from typing_extensions import Buffer
 
@@ -13,6 +13,7 @@ from headrace.log import Log
 from headrace.wake import Waker
 
 PROTOCOL_NAMES: tuple[str, ...]
+STATUS_NAMES: tuple[str, ...]
 
 class Received(NamedTuple):
     """One delivery as Python sees it. `confirm`: acknowledge it with `tag`."""
@@ -57,6 +58,14 @@ class Subscription:
     redelivery_us: int
     max_redelivery_us: int
     max_pending: int
+    max_active: int
+    """How many deliveries members may have at once; 0: no limit but max_inflight."""
+    deadline_us: int
+    """How long a member may have one; 0: until its redelivery is due."""
+    keep_finished: int
+    """Of so many messages that were finished it is remembered how."""
+    paused: bool
+    """Whether nothing is handed out."""
     @property
     def id(self) -> int: ...
     @property
@@ -76,10 +85,16 @@ class Subscription:
     @property
     def confirm_all(self) -> bool: ...
     @property
+    def kept(self) -> bool: ...
+    @property
     def closed(self) -> bool: ...
     @property
     def inflight(self) -> int:
         """How many deliveries wait for an acknowledgement, or for the next attempt."""
+
+    @property
+    def held(self) -> int:
+        """Of these, those that a member has."""
 
     @property
     def member_count(self) -> int: ...
@@ -105,6 +120,29 @@ class Subscription:
 
     def reject(self, tag: int, *, delay: float = 0, now: int | None = None) -> bool:
         """Has a delivery made again after `delay` seconds, within its attempts; False where none is waiting."""
+
+    def retry(
+        self, tag: int, *, delay: float | None = None, reason: str = "it failed", now: int | None = None
+    ) -> Literal["again", "buried"] | None:
+        """Gives a delivery back unfinished: it is made again after `delay` seconds (None: as the message or the
+        back-off says), or buried if it was the last. None where none is waiting."""
+
+    def prolong(self, tag: int, now: int | None = None) -> bool:
+        """Gives whoever has a delivery as much time for it again; False where nobody has it."""
+
+    def status(self, offset: int, now: int | None = None) -> tuple[str, int] | None:
+        """What became of a message ("new", "waiting", "delayed", "active", "completed" or "failed") and how often it
+        was delivered; None where it was never for this subscription, or was finished too long ago."""
+
+    def census(self, now: int | None = None) -> dict[str, int]:
+        """How many messages are in each state. For filters."""
+
+    def offsets(self, status: str, skip: int = 0, most: int = 1000, now: int | None = None) -> list[int]:
+        """Offsets of messages in a state, oldest first: up to `most`, after `skip`. For filters."""
+
+    def remove(self, offset: int, now: int | None = None) -> str | None:
+        """Takes a message out that nobody has now. Its state until then: "active" ones stay; None where it is not
+        known."""
 
 @final
 class Bus:
@@ -176,9 +214,13 @@ class Bus:
         kind: int = 0,
         confirmed: bool = False,
         correlation: int = 0,
+        not_before: int | None = None,
+        attempts: int | None = None,
+        retry: float | None = None,
         now: int | None = None,
     ) -> int:
-        """Publishes one message; its offset."""
+        """Publishes one message; its offset. Queues deliver it at the time `not_before` (microseconds) at the earliest,
+        at most `attempts` times, `retry` seconds after it was given back; these take the place of other headers."""
 
     def publish_many(
         self,
@@ -202,6 +244,7 @@ class Bus:
         durable: bool = False,
         queue: bool = False,
         confirm_all: bool = False,
+        kept: bool = False,
         owner: str = "",
         protocol: int = 0,
         start: int | None = None,
@@ -211,12 +254,16 @@ class Bus:
         redelivery_us: int = ...,
         max_redelivery_us: int = ...,
         max_pending: int = ...,
+        max_active: int = ...,
+        deadline_us: int = ...,
+        keep_finished: int = ...,
     ) -> Subscription:
         """A new subscription, from the end of the log or from the offset `start`.
 
         `exact`: `filter` is one topic's name, in which `*` and `#` mean nothing. `durable` (needs at_least_once): it
         and what it acknowledged survive a restart. `queue`: members share it. `confirm_all`: every message is to be
-        acknowledged, however it was published. What is left out at the end is as the bus was configured.
+        acknowledged, however it was published. `kept`: nothing is to be acknowledged; whoever takes from it keeps its
+        place. What is left out at the end is as the bus was configured.
         """
 
     def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:

@@ -257,6 +257,93 @@ QUIC_BLOCKED_BYTES = 1 * MiB
 QUIC_CERTIFICATE_NAMES = 100
 # A self-signed certificate is made anew when it ends; ten years is longer than most gateways live.
 QUIC_CERTIFICATE_DAYS = 3650
+OVERHOP_ENVELOPE_BYTES = Limit(
+    8 * MiB,
+    64 * KiB,
+    32 * MiB,
+    "The protocol's own range and default (overhop, Framing).",
+)
+OVERHOP_UNHELLOED_SECONDS = Limit(
+    10, 1, 86_400, "The protocol's default; who connects to speak says HELLO at once."
+)
+OVERHOP_UNREGISTERED_SECONDS = Limit(10, 1, 86_400, "The protocol's default; then IDENT asks once more.")
+OVERHOP_IDENT_SECONDS = Limit(2, 1, 86_400, "The protocol's default: time for one answer.")
+OVERHOP_JOB_DEADLINE = Limit(
+    60.0,
+    0.1,
+    30 * DAY,
+    "Most jobs take less, and one that takes longer says so with EXTEND; a worker that hangs holds a job for"
+    " no longer than this.",
+)
+OVERHOP_CONCURRENCY = Limit(0, 0, 2**32 - 1, "What the protocol's field can say; by default credits decide.")
+OVERHOP_FINISHED_JOBS = Limit(
+    1000,
+    0,
+    1_000_000,
+    "Of each queue; 16 bytes of memory and of the log for each, and the time to look through them.",
+)
+# Jobs of one queue that wait for their time or for another attempt, or are being worked on: 72 bytes of memory for
+# each, and 16 bytes of the log whenever all of them are written anew. Beyond it the queue's other jobs wait.
+OVERHOP_QUEUE_OPEN = 262_144
+# Jobs of one queue that workers have at once, whatever their credits.
+OVERHOP_QUEUE_ACTIVE = 65_536
+# Every queue is a subscription and a note; both are in memory.
+OVERHOP_QUEUES = 10_000
+# It is a word of a topic and part of a note's key, which has 512 bytes.
+OVERHOP_QUEUE_NAME_BYTES = 255
+# Queues that one worker works for: its turn looks at each of them.
+OVERHOP_SUBSCRIPTIONS = 1000
+# Of LSJOB; the answer is one envelope.
+OVERHOP_PAGE_JOBS = 1000
+# A retry that is this far away is no retry; and a scheduled time beyond the year 9999 cannot be written.
+OVERHOP_RETRY_MS = 10 * 365 * 86_400_000
+RELINK_MESSAGE_BYTES = Limit(
+    16 * MiB,
+    1 * KiB,
+    256 * MiB,
+    "The protocol counts with 64 bits and leaves the limit to us; as large as BlipMQ's.",
+)
+RELINK_PARTS = Limit(
+    65_536, 1, 1 << 20, "Each part costs eight bytes of header before its first byte of payload comes."
+)
+RELINK_TARGETS = Limit(
+    1024, 1, 65_536, "Without ids, eight bytes of header can ask for 2^32 - 1 deliveries of a message."
+)
+RELINK_WINDOW = Limit(
+    1024, 1, 1 << 20, "Messages of a channel that are not consumed yet; a thousand fills any link."
+)
+RELINK_OUTSTANDING = Limit(
+    65_536, 1, 1 << 24, "At 16 bytes each this is 1 MiB for a link whose peer acknowledges nothing."
+)
+RELINK_CHANNELS = Limit(
+    1024, 1, 4096, "In each direction; all channels of a link fit into one note of the smallest log."
+)
+RELINK_LINKS = Limit(
+    10_000, 1, 1_000_000, "As many as connections; each is a subscription and two notes in the log."
+)
+RELINK_UNCOMMITTED_BYTES = Limit(
+    64 * MiB, 1 * KiB, 1 * GiB, "What is uncommitted is in memory; a commit of more than this is refused."
+)
+RELINK_GRACE = Limit(
+    1 * HOUR,
+    0.0,
+    365 * DAY,
+    "A peer that is redeployed comes back to its link; one that is gone is forgotten.",
+)
+RELINK_HANDSHAKE_TIMEOUT = Limit(
+    30.0,
+    0.0,
+    1 * HOUR,
+    "The protocol has none, but a peer that never speaks would hold a connection for nothing.",
+)
+RELINK_PING_INTERVAL = Limit(
+    30.0, 0.0, 1 * HOUR, "Often enough to keep NAT entries alive, and seldom enough to cost nothing."
+)
+RELINK_PING_TIMEOUT = Limit(
+    30.0, 0.1, 1 * HOUR, "Longer than a network hiccup or a garbage collection at the peer."
+)
+RELINK_ENDPOINT_BYTES = 255  # the handshake counts a name's bytes with 8 bits
+RELINK_ID_BYTES = Limit(4, 0, 8, "Ids are integers here; the protocol's own size field has 8 bits.")
 
 # --- carriers and services ----------------------------------------------------------------------------------
 

@@ -26,6 +26,9 @@ class Owner(Protocol):
 def count(service: Service, what: str, n: int = 1) -> None:
     """Counts for a service what its connections' owner sees."""
 
+def same_connection(data: bytes, size: int, id_size: int) -> bool:
+    """Whether datagrams of `size` bytes each all have a short QUIC header and the same connection id."""
+
 class Substream:
     def __init__(
         self,

@@ -9,6 +9,8 @@ from headrace.carriers.carrier import Carrier
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.overhop import Overhop
+from headrace.sessions.queues import Queues
 from headrace.sessions.rights import Keyring
 from headrace.sessions.zeroctl import Zeroctl
 
@@ -46,10 +48,14 @@ def test_the_manual_lists_every_metric_with_its_meaning() -> None:
 def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
     with Log(tmp_path, segment_bytes=256 * 1024, pool_segments=1) as log:
         bus = Bus(log)
-        counted = list(Blipmq(bus, Keyring()).counters())
+        counted = {
+            "blipmq": list(Blipmq(bus, Keyring()).counters()),
+            "overhop": list(Overhop(Queues(bus), Keyring()).counters()),
+        }
         bus.close()
-    rows = re.findall(r"^\| blipmq \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
-    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == counted
+    for protocol, events in counted.items():
+        rows = re.findall(rf"^\| {protocol} \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
+        assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == events
 
 
 def test_the_manual_lists_every_event_of_zeroctl_and_of_carriers(tmp_path: Path) -> None:

@@ -167,6 +167,18 @@ def test_bus_that_is_opened_again_has_the_same_topics_and_messages(place: Place)
     assert [one.offset for one in take_all(everything)] == offsets
 
 
+def test_kept_subscription_follows_the_safe_end_and_has_nothing_in_flight(place: Place) -> None:
+    subscription = place.bus.subscribe("t.#", at_least_once=True, kept=True)
+    member = subscription.join(None, -1, 1)
+    for i in range(3):
+        place.publish("t.1", b"%d" % i, confirmed=True)
+    place.log.sync_now()
+    received = take_all(member)
+    assert payloads(received) == [b"0", b"1", b"2"]
+    assert not any(one.confirm for one in received)
+    assert subscription.inflight == 0
+
+
 def test_filter_that_was_idle_for_long_goes_on_at_the_first_message_for_it(place: Place) -> None:
     idle = place.bus.subscribe("rare.#").join(None, -1, 1)
     sent, got = [], []

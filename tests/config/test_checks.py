@@ -105,6 +105,33 @@ def test_udp_and_tcp_ports_are_different_ones_and_port_0_is_nobodys() -> None:
     assert problems("listen.blipmq.bind=127.0.0.1:0", "admin.bind=127.0.0.1:0") == []
 
 
+def test_queues_have_names_of_their_own_and_filters_that_are_some() -> None:
+    assert problems('queues=[{name="a"}, {name="b", filter="x.#"}]') == []
+    assert problems('queues=[{name="a"}, {name="a"}]') == [
+        '--set queues: queues[1].name: "a" is the name of queues[0], too'
+    ]
+    for wrong in (
+        '{name="a.b"}',
+        '{name="_x"}',
+        f'{{name="a", filter="{"x" * 2000}"}}',
+        '{name="a", concurrency_limit=-1}',
+    ):
+        assert len(problems(f"queues=[{wrong}]")) == 1, wrong
+
+
+def test_rights_of_overhop_are_those_of_a_key_that_is_there() -> None:
+    assert problems("listen.overhop.key=dev") == []
+    assert problems("listen.overhop.key=other") == [
+        '--set listen.overhop.key: listen.overhop.key: there is no key "other"'
+    ]
+
+
+def test_open_overhop_listener_without_a_key_is_warned_of() -> None:
+    assert load(None, {}, ["listen.overhop.bind=0.0.0.0:9876", "listen.overhop.key=dev"]).warnings == ()
+    (warning,) = load(None, {}, ["listen.overhop.bind=0.0.0.0:9876"]).warnings
+    assert "set listen.overhop.key" in warning
+
+
 def test_keys_must_differ_and_have_a_right(tmp_path: Path) -> None:
     file = tmp_path / "h.toml"
     file.write_text(
@@ -176,3 +203,25 @@ def test_columns_that_name_a_row_cannot_be_left_out() -> None:
     assert '"offset" cannot be left out: node, log, offset, ts name a row' in wrong
     (wrong,) = problems('drop.leave_out=["no\\nsuch"]')
     assert '"no\\nsuch" is not one of the columns node, log, offset,' in wrong
+
+
+def test_endpoints_have_names_of_their_own_topics_and_a_key_that_exists() -> None:
+    endpoints = (
+        'endpoints=[{name="a"}, {name="a"}, {name=""}, {name="", publish="x.{channel}", deliver="y.#"},'
+        ' {name="b", key="nobody"}]'
+    )
+    assert [text.partition("endpoints[")[2] for text in problems(endpoints)] == [
+        '1].name: "a" is the name of endpoints[0], too',
+        '2].publish: "" is not made of words of a topic, so the rule has to be given',
+        '2].deliver: "" is not made of words of a topic, so the rule has to be given',
+        '3].name: "" is the name of endpoints[2], too',
+        '4].key: there is no key with the name "nobody"',
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ['publish="a.{channel}.{channel}"', 'publish="a.x{channel}"', 'publish="a.#"', 'deliver="*.{channel}"'],
+)
+def test_rule_of_an_endpoint_has_its_channel_as_one_word(rule: str) -> None:
+    assert len(problems('endpoints=[{name="a", ' + rule + "}]")) == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from headrace.config import PROTOCOLS
 from headrace.wire import blipmq
 
 MAIN = "from headrace.cli import main; main()"
@@ -25,10 +26,9 @@ SMALL = (
     "log.segment_bytes=256KiB",
     "log.retention_bytes=2MiB",
     "listen.blipmq.max_frame_bytes=64KiB",
-    "listen.blipmq.bind=127.0.0.1:0",
+    *(f"listen.{name}.bind=127.0.0.1:0" for name in PROTOCOLS),
     "listen.zeroctl.bind=",  # its largest messages need larger segments
     "zeroctl.heartbeat_interval=0",  # no messages but the tests' own
-    "listen.felix.bind=127.0.0.1:0",
     "admin.bind=127.0.0.1:0",
 )
 

@@ -3,8 +3,10 @@ engines."""
 
 import asyncio
 import datetime
+import random
 import re
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,8 +155,10 @@ def test_a_subscription_ends_when_its_stream_is_not_wanted(
 ) -> None:
     before = metric(gateway, "headrace_connections_closed_total", protocol="felix")
 
+    always = int(gateway.status()["bus"]["subscriptions"])  # those of queues
+
     def subscriptions() -> int:
-        return int(gateway.status()["bus"]["subscriptions"])
+        return int(gateway.status()["bus"]["subscriptions"]) - always
 
     async def talk(peer: QuicPeer) -> None:
         await peer.ask(**subscribe("ending", subscription_id=1))
@@ -228,6 +232,23 @@ def test_invalid_json_gets_an_error_on_its_stream(gateway: GatewayProcess, engin
         assert third == {"type": "publish_ok", "request_id": 1}
 
     run(gateway, engine, talk)
+
+
+def test_datagrams_that_are_no_quic_do_no_harm(gateway: GatewayProcess, engine: str) -> None:
+    host, _, port = gateway.places["felix"].rpartition(":")
+    noise = random.Random(7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for first in (0x00, 0x40, 0x7F, 0x80, 0xC0, 0xC3, 0xFF):
+            for size in (0, 1, 8, 9, 25, 1200, 1400, 9000):
+                sock.sendto(bytes([first])[:size] + noise.randbytes(max(0, size - 1)), (host, int(port)))
+                versioned = bytes([first, 0, 0, 0, noise.choice([0, 1, 9])]) + noise.randbytes(size)
+                sock.sendto(versioned, (host, int(port)))
+
+    async def talk(peer: QuicPeer) -> None:
+        assert await peer.ask(**publish(request_id=1)) == {"type": "publish_ok", "request_id": 1}
+
+    run(gateway, engine, talk)
+    assert not gateway.named("loop.error")
 
 
 # --- a connection's life --------------------------------------------------------------------------------------------
@@ -372,6 +393,40 @@ def test_a_quiet_connection_is_kept_and_a_dead_peer_is_forgotten(engine: str, tm
         run(gateway, engine, talk)
 
 
+def test_a_subscriber_that_reads_nothing_loses_its_stream_alone(engine: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        at = gateway.places["felix"]
+        async with QuicPeer(at, engine) as stuck, QuicPeer(at, engine) as sender:
+            await stuck.ask(**subscribe(subscription_id=1))
+            stuck.deaf = True
+            number = sender.open()
+            for _ in range(30):
+                sender.send(number, wire.encode_publish_batch("t", "n", "s", [bytes(10_000)] * 10))
+            await asyncio.to_thread(
+                gateway.until, lambda: metric(gateway, "headrace_connections_stalled_total", protocol="felix")
+            )
+            assert gateway.status()["bus"]["subscriptions"] == 0
+            assert await sender.ask(**publish(request_id=1)) == {"type": "publish_ok", "request_id": 1}
+
+    sets = ("listen.felix.stall_timeout=300ms", "listen.felix.high_water=16KiB", "drop.enabled=false")
+    with GatewayProcess(tmp_path, f"quic.engine={engine}", *sets) as gateway:
+        asyncio.run(main())
+        gateway.event("stream.stalled")
+
+
+def test_a_connection_on_which_nothing_is_said_is_closed_if_so_wished(engine: str, tmp_path: Path) -> None:
+    async def talk(peer: QuicPeer) -> Any:
+        await peer.ask(**publish(request_id=1))
+        await peer.until(lambda: peer.ended, or_ended=False)
+        return peer.ended
+
+    sets = ("listen.felix.idle_timeout=400ms", "quic.keep_alive=100ms")
+    with GatewayProcess(tmp_path, f"quic.engine={engine}", *sets) as gateway:
+        ended = run(gateway, engine, talk)
+        assert (ended.code, ended.reason) == (0, "idle")
+        assert metric(gateway, "headrace_connections_idled_total", protocol="felix") == 1
+
+
 def test_connections_above_the_limit_are_refused(engine: str, tmp_path: Path) -> None:
     async def talk(peer: QuicPeer) -> None:
         second = QuicPeer(gateway.places["felix"], engine)
@@ -493,6 +548,29 @@ def test_a_port_in_use_and_a_bad_certificate_are_one_sentence(tmp_path: Path) ->
     assert broken.ended() == 1
     assert any(f"the certificate {pem} with the key {pem} cannot be used" in line for line in broken.errors)
     broken.kill()
+
+
+def test_a_full_log_holds_publishers_back_and_then_refuses(engine: str, tmp_path: Path) -> None:
+    sets = ("drop.run=false", "log.block_timeout=300ms")
+
+    async def talk(peer: QuicPeer) -> None:
+        number, other = peer.open(), peer.open()
+        batch = wire.encode_publish_batch("t", "n", "s", [bytes(10_000)] * 10)
+        for _ in range(30):
+            peer.send(number, batch)
+        peer.say(number, **publish_batch([bytes(10_000)] * 10, request_id=1))
+        await peer.until(lambda: any("request_id" in one for one in peer.frames(number)))
+        *batches, answer = peer.frames(number)
+        assert all(one["type"] == "error" for one in batches)
+        assert answer["type"] == "publish_error"
+        assert answer["message"].startswith("publish failed: ")
+        peer.say(other, type="cache_get", key="k", request_id="others go on")
+        assert (await peer.answers(other, 1))[0]["request_id"] == "others go on"
+
+    with GatewayProcess(tmp_path, f"quic.engine={engine}", *sets) as gateway:
+        run(gateway, engine, talk)
+        assert counted(gateway, "dropped_full") > 0
+        assert counted(gateway, "refused_full") == 1
 
 
 # --- certificates of clients ------------------------------------------------------------------------------------

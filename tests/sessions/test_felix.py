@@ -548,6 +548,27 @@ def test_a_missing_right_is_unauthorized(gateway: PassiveFelix) -> None:
     assert gateway.counted("unauthorized") == 6
 
 
+def test_other_rights_hold_at_once_also_for_streams_that_are_open(gateway: PassiveFelix, peer: Peer) -> None:
+    batch = wire.encode_publish_batch("t", "n", "s", [b"a"])
+    stream = peer.stream()
+    assert stream.send(batch) == []
+    peer.ask(**subscribe(subscription_id=1))
+    peer.got()
+    peer.peer.set_rights(Rights("reader", [], ["t.#"]), "127.0.0.1:4001")
+    assert stream.send(batch)[0]["message"].startswith("unauthorized: 'reader'")
+    assert stream.say(**publish(request_id=1))[0]["type"] == "publish_error"
+    peer.events[0].elapse(gateway.now)
+    assert not peer.events[0].closing
+    peer.peer.set_rights(Rights("writer", ["t.#"], []), "127.0.0.1:4002")
+    assert stream.send(batch) == []
+    peer.events[0].elapse(gateway.now)
+    assert peer.events[0].closing
+    peer.peer.set_rights(None, "127.0.0.1:4003")
+    assert stream.send(batch)[0]["message"].startswith("unauthorized: a peer at 127.0.0.1:4003")
+    sources = [record.origin_name for record in gateway.log.reader()]
+    assert sources == [b"dev@127.0.0.1:4000", b"writer@127.0.0.1:4002"]
+
+
 @pytest.mark.parametrize("names", [("", "n", "s"), ("t", "", "s"), ("t", "n", "")])
 def test_empty_names_are_refused(peer: Peer, names: tuple[str, str, str]) -> None:
     tenant, namespace, stream = names

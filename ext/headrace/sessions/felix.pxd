@@ -42,7 +42,7 @@ cdef struct Counts:
 
 
 cdef class Cache:
-    cdef dict entries               # (tenant, namespace, cache, key) -> (quoted Base64, deadline); least used first
+    cdef object entries             # an OrderedDict: (tenant, namespace, cache, key) -> (quoted Base64, deadline); least used first
     cdef public uint64_t max_entries
     cdef public uint64_t max_bytes
     cdef readonly uint64_t bytes    # of keys, values and what holding them costs
@@ -84,6 +84,7 @@ cdef class FelixPeer:
     cdef dict topics                    # (tenant, namespace, stream) -> topic id: those that it may publish to
     cdef uint32_t rights_changes        # when `topics` was found out
     cdef uint32_t registry_changes
+    cdef uint32_t generation            # moves when what it may do, or what there is, may be something else
     cdef dict subscriptions             # id -> FelixEvents
 
     cdef int renew(self) except -1
@@ -104,8 +105,7 @@ cdef class FelixStream(Session):
     cdef uint64_t full_segment
     cdef Message message                # filled anew for each publish
     cdef uint32_t memo_topic            # the topic of the last binary batch; 0: none
-    cdef uint32_t memo_rights
-    cdef uint32_t memo_registry
+    cdef uint32_t memo_generation
     cdef uint16_t memo_size
     cdef uint8_t memo[MEMO_BYTES]
 
@@ -141,8 +141,7 @@ cdef class FelixEvents(Session):
     cdef Member member
     cdef bytes event_head               # of a JSON event, up to its payload
     cdef bytes batch_head               # of a JSON event_batch, up to its first payload
-    cdef uint32_t rights_changes
-    cdef uint32_t registry_changes
+    cdef uint32_t generation            # of the peer, when the right to it was last found
 
     cdef uint64_t cost(self, uint64_t payload) noexcept
     cdef int write_frame(self, uint32_t count) except -1

@@ -15,6 +15,8 @@ A publish goes from the peer's bytes into the log with one copy, which decodes t
 Python object for any payload. A batch is appended as a whole or not at all, with nothing between its messages.
 """
 
+from collections import OrderedDict
+
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -81,7 +83,7 @@ cdef class Cache:
     when it is asked for."""
 
     def __init__(self, uint64_t max_entries, uint64_t max_bytes):
-        self.entries = {}
+        self.entries = OrderedDict()
         self.max_entries = max_entries
         self.max_bytes = max_bytes
 
@@ -104,8 +106,8 @@ cdef class Cache:
         self.entries[key] = (value, deadline)
         self.bytes += cost
         while <uint64_t>len(self.entries) > self.max_entries or self.bytes > self.max_bytes:
-            oldest = next(iter(self.entries))
-            self.drop(oldest, self.entries[oldest])
+            oldest, entry = self.entries.popitem(False)
+            self.bytes -= <uint64_t>cost_of(oldest, entry[0])
             counts.cache_evicted += 1
         return 0
 
@@ -120,8 +122,7 @@ cdef class Cache:
             counts.cache_misses += 1
             return None
         counts.cache_hits += 1
-        del self.entries[key]           # to the end: it was used last
-        self.entries[key] = entry
+        self.entries.move_to_end(key)   # it was used last
         return entry[0]
 
 
@@ -193,8 +194,8 @@ cdef class FelixPeer:
         self.rights = rights
         self.address = address
         self.topics.clear()
-        if rights is not None:
-            self.rights_changes = rights.changes
+        self.generation += 1
+        self.rights_changes = rights.changes if rights is not None else 0
         if self.origin != NULL:
             free(self.origin)
             self.origin = NULL
@@ -211,6 +212,7 @@ cdef class FelixPeer:
         cdef uint32_t changes = self.rights.changes if self.rights is not None else 0
         if changes != self.rights_changes or self.registry_changes != self.shared.registry_changes:
             self.topics.clear()
+            self.generation += 1
             self.rights_changes = changes
             self.registry_changes = self.shared.registry_changes
         return 0
@@ -468,7 +470,7 @@ cdef class FelixStream(Session):
         head = batch.stream.data + batch.stream.size - frame.payload
         if (
             self.memo_topic and head == self.memo_size and memcmp(frame.payload, self.memo, head) == 0
-            and self.memo_rights == self.peer.rights_changes and self.memo_registry == self.peer.registry_changes
+            and self.memo_generation == self.peer.generation
         ):
             topic = self.memo_topic
         else:
@@ -484,8 +486,7 @@ cdef class FelixStream(Session):
                 memcpy(self.memo, frame.payload, head)
                 self.memo_size = <uint16_t>head
                 self.memo_topic = topic
-                self.memo_rights = self.peer.rights_changes
-                self.memo_registry = self.peer.registry_changes
+                self.memo_generation = self.peer.generation
         items = batch.items
         for i in range(batch.count):
             item = next_item(&items)
@@ -754,8 +755,8 @@ cdef class FelixEvents(Session):
         self.topic = topic
         self.address = address
         self.binary = binary
-        self.rights_changes = peer.rights.changes
-        self.registry_changes = peer.shared.registry_changes
+        peer.renew()
+        self.generation = peer.generation
         if not binary:
             names = b'"tenant_id":%b,"namespace":%b,"stream":%b' % tuple([quote(name) for name in address])
             self.event_head = b'{"type":"event",%b,"payload":"' % names
@@ -790,7 +791,7 @@ cdef class FelixEvents(Session):
         cdef View* items = self.shared.items
         cdef uint64_t held = 0, size = 0, cost, most = min(self.shared.max_length, MAX_LENGTH)
         cdef uint64_t head = 12 if self.binary else PyBytes_GET_SIZE(self.batch_head) + 16
-        cdef uint32_t count = 0
+        cdef uint32_t count = 0, limit = max(1, min(self.shared.batch_events, MOST_IN_BATCH))
         cdef Py_ssize_t first = self.out.size
         if self.closing or not self.bus.log.open:
             return 0
@@ -807,7 +808,7 @@ cdef class FelixEvents(Session):
             if head + cost > most:
                 self.shared.counts.too_large += 1
                 continue
-            if count and (head + size + cost > most or count == self.shared.batch_events or held >= self.shared.batch_bytes):
+            if count and (head + size + cost > most or count == limit or held >= self.shared.batch_bytes):
                 self.write_frame(count)
                 count = 0
                 held = size = 0
@@ -859,15 +860,12 @@ cdef class FelixEvents(Session):
 
     cdef int tick(self, int64_t now) except -1:
         """A right or a stream may have been taken away; a peer may have got another address, and with it other rights."""
-        cdef Rights rights = self.peer.rights
         if self.closing or not self.bus.log.open:
             return 0
-        if rights is not None and not rights.revoked and rights.changes == self.rights_changes \
-                and self.registry_changes == self.shared.registry_changes:
+        self.peer.renew()
+        if self.generation == self.peer.generation:
             return 0
-        self.registry_changes = self.shared.registry_changes
-        if rights is not None:
-            self.rights_changes = rights.changes
+        self.generation = self.peer.generation
         try:
             self.peer.checked(self.address, False)
         except Refused:

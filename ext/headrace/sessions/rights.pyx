@@ -151,6 +151,13 @@ cdef class Keyring:
             if rights not in kept:
                 rights.revoke()
 
+    cdef Rights named(self, str name):
+        """The rights of the key with this name, or None."""
+        for secret, rights in self.keys:
+            if rights.name == name:
+                return rights
+        return None
+
     cdef Rights find(self, bytes secret):
         """Whose secret this is, or None. Looks at every key, each in constant time, so that the time tells nothing."""
         cdef Rights found = None
@@ -158,14 +165,6 @@ cdef class Keyring:
             if compare_digest(known, secret):
                 found = rights
         return found
-
-    cdef Rights named(self, str name):
-        """The key of this name, or None."""
-        cdef Rights rights
-        for secret, rights in self.keys:
-            if rights.name == name:
-                return rights
-        return None
 
     def lookup(self, bytes secret not None):
         """Whose secret this is, or None."""

@@ -112,6 +112,7 @@ BUS: Final = {
     "topics": _gauge("topics", "Topics that were ever published or subscribed to."),
     "subscriptions": _gauge("subscriptions", "Subscriptions, those without a peer included."),
     "durable": _gauge("subscriptions_durable", "Subscriptions that survive a restart."),
+    "notes": _gauge("notes", "Values that sessions keep in the log: links, queues and the like."),
     "inflight": _gauge("inflight", "Messages that were delivered and not acknowledged yet."),
     "acknowledged": _counter("acknowledged", "Messages acknowledged by subscribers."),
     "redelivered": _counter("redelivered", "Deliveries after the first."),

@@ -9,12 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final, cast
 
 import click
 
 from headrace.decoders import READERS
 from headrace.decoders.lines import COMPLAINTS, Line, Role
+from headrace.decoders.relink import read_relink
 
 READ_SIZE: Final = 65536
 
@@ -79,6 +81,15 @@ def known_protocol(ctx: click.Context, param: click.Parameter, value: str) -> st
     raise click.BadParameter(f"unknown protocol {value!r}; {hint}", ctx, param)
 
 
+def two_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    sizes = value.split(",")
+    if len(sizes) != 2 or not all(size in "012345678" and size for size in sizes):
+        raise click.BadParameter("two sizes from 0 to 8, like 4,4", ctx, param)
+    return int(sizes[0]), int(sizes[1])
+
+
 @click.command("decode", short_help="Show the frames in bytes of a wire protocol.")
 @click.argument("protocol", callback=known_protocol)
 @click.argument("given", metavar="[HEX]...", nargs=-1)
@@ -90,8 +101,24 @@ def known_protocol(ctx: click.Context, param: click.Parameter, value: str) -> st
     show_default=True,
     help="Who sent the bytes; frames that only the other side sends are flagged.",
 )
+@click.option(
+    "--id-sizes",
+    metavar="C,L",
+    callback=two_sizes,
+    help="relink: bytes of the connector's and the listener's channel ids, which a server's stream does not tell."
+    "  [default: 4,4]",
+)
+@click.option("--no-handshake", is_flag=True, help="relink: the stream begins with packets.")
 @click.pass_context
-def command(ctx: click.Context, protocol: str, given: tuple[str, ...], raw: bool, role: Role) -> None:
+def command(
+    ctx: click.Context,
+    protocol: str,
+    given: tuple[str, ...],
+    raw: bool,
+    role: Role,
+    id_sizes: tuple[int, int] | None,
+    no_handshake: bool,
+) -> None:
     """Show the frames of PROTOCOL in HEX, or in standard input, as JSON lines.
 
     Each line has the frame's byte range. Hex may have spaces, commas, colons, 0x prefixes and // comments.
@@ -99,8 +126,13 @@ def command(ctx: click.Context, protocol: str, given: tuple[str, ...], raw: bool
     why.
     """
     clean = True
+    reader = READERS[protocol]
+    if protocol == "relink":
+        reader = partial(read_relink, sizes=id_sizes or (4, 4), handshake=not no_handshake)
+    elif id_sizes is not None or no_handshake:
+        raise click.UsageError("--id-sizes and --no-handshake are for relink")
     try:
-        for line in READERS[protocol](input_chunks(given, raw), role):
+        for line in reader(input_chunks(given, raw), role):
             clean = clean and COMPLAINTS.isdisjoint(line)
             emit(line)
     except BadHex as bad:

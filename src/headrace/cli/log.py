@@ -30,6 +30,7 @@ BUS_CONTROL_NAMES = {
     23: "passed",
     24: "note",
     25: "forget",
+    32: "finished",
 }
 
 directory = click.argument(

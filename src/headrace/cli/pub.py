@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 import click
 
 from headrace.clients.face import Client, Server, Wish
-from headrace.clients.shell import run, server_options
+from headrace.clients.shell import ADDRESSES, run, server_options
 from headrace.errors import HeadraceError
 
 READ_BYTES: Final = 1 << 20
@@ -115,7 +115,7 @@ class Pace:
             await asyncio.sleep(max(0.0, self._start + self._passed / self._rate - time.perf_counter()))
 
 
-@click.command("pub", short_help="Publish messages.")
+@click.command("pub", short_help="Publish messages.", epilog=ADDRESSES)
 @server_options
 @click.argument("address")
 @click.argument("messages", metavar="[MESSAGE]...", nargs=-1)
@@ -151,7 +151,7 @@ def command(
 ) -> None:
     """Publish to ADDRESS: each MESSAGE, or else each line of standard input.
 
-    ADDRESS is the protocol's own: for blipmq a topic, for felix tenant/namespace/stream.
+    ADDRESS is the protocol's own, as named at the end.
 
     A line's end is not part of its message; an empty line is an empty message. Lines leave as soon as they
     are read.

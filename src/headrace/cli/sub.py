@@ -8,7 +8,7 @@ import json
 import click
 
 from headrace.clients.face import Client, Received, Server, Wish
-from headrace.clients.shell import Unread, run, server_options, until_unread, write_out
+from headrace.clients.shell import ADDRESSES, Unread, run, server_options, until_unread, write_out
 from headrace.errors import HeadraceError
 
 
@@ -34,7 +34,7 @@ def as_is(received: Received) -> bytes:
     return received.payload
 
 
-@click.command("sub", short_help="Print messages as they arrive.")
+@click.command("sub", short_help="Print messages as they arrive.", epilog=ADDRESSES)
 @server_options
 @click.argument("address")
 @click.option("--count", "-n", metavar="N", type=click.IntRange(min=1), help="End after N messages.")
@@ -73,7 +73,7 @@ def command(
 ) -> None:
     """Print what arrives at ADDRESS from now on, a payload a line.
 
-    ADDRESS is the protocol's own: for blipmq a topic, for felix tenant/namespace/stream.
+    ADDRESS is the protocol's own, as named at the end.
 
     A payload is printed as it is, with a line end added; one that contains line ends is several lines, unless
     --json or --raw are given. In --json, payload is text, and payload_base64 is there instead where it is not

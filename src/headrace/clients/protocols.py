@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headrace.clients import blipmq_face, felix_face, zeroctl_face
+from headrace.clients import blipmq_face, felix_face, overhop_face, relink_face, zeroctl_face
 from headrace.clients.face import Client
 
 # A protocol joins with one entry.
@@ -10,4 +10,6 @@ CLIENTS: Final[dict[str, Client]] = {
     "blipmq": blipmq_face.CLIENT,
     "zeroctl": zeroctl_face.CLIENT,
     "felix": felix_face.CLIENT,
+    "overhop": overhop_face.CLIENT,
+    "relink": relink_face.CLIENT,
 }

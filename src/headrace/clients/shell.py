@@ -35,6 +35,11 @@ TIMEOUT_SECONDS: Final = 10.0
 
 KEY_VARIABLE: Final = "HEADRACE_CLIENT_KEY"
 
+# What every protocol calls an address, for the end of a help text.
+ADDRESSES: Final = (
+    "Addresses: " + "; ".join(f"{name}: {client.form}" for name, client in CLIENTS.items()) + "."
+)
+
 
 class Unread(Exception):
     """Nobody reads standard output any more."""

@@ -31,6 +31,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _keys(config)
     yield from _felix(config)
     yield from _drops(config)
+    yield from _queues(config)
+    yield from _endpoints(config)
     yield from _zeroctl(config)
 
 
@@ -44,6 +46,15 @@ def cautions(config: Config) -> Iterator[str]:
     ]
     if public and any(key.key == dev_key().key for key in config.keys):
         yield f"listen.blipmq is open to other machines ({public[0]}) with the embedded key; set your keys"
+    overhop = config.listen.overhop
+    public = [
+        address for address in overhop.addresses if isinstance(address, HostPort) and not address.loopback
+    ]
+    if public and not overhop.key:
+        yield (
+            f"listen.overhop is open to other machines ({public[0]}) and its peers may do everything; set"
+            " listen.overhop.key"
+        )
     zeroctl = config.listen.zeroctl
     # A header may grow by the escaping of its reserved keys, at most by 8 bytes for each 12.
     largest = zeroctl.max_header_bytes * 5 // 3 + zeroctl.max_body_bytes
@@ -206,6 +217,37 @@ def _drops(config: Config) -> Iterator[Conflict]:
             yield Conflict((f"{key}.uri",), f"{drop.uri} is where {first} writes, too")
         if not drop.topics:
             yield Conflict((f"{key}.topics",), 'nothing would go there: give it filters, like ["#"]')
+
+
+def _queues(config: Config) -> Iterator[Conflict]:
+    names: dict[str, int] = {}
+    for index, queue in enumerate(config.queues):
+        first = names.setdefault(queue.name, index)
+        if first != index:
+            yield Conflict((f"queues[{index}].name",), f'"{queue.name}" is the name of queues[{first}], too')
+    name = config.listen.overhop.key
+    if name and name not in [key.name for key in config.keys]:
+        yield Conflict(("listen.overhop.key", "keys"), f'there is no key "{name}"')
+
+
+def _endpoints(config: Config) -> Iterator[Conflict]:
+    """Every endpoint has its own name, topics that exist, and a key that does."""
+    names: dict[str, int] = {}
+    keys = {key.name for key in config.keys}
+    for index, endpoint in enumerate(config.endpoints):
+        key = f"endpoints[{index}]"
+        first = names.setdefault(endpoint.name, index)
+        if first != index:
+            yield Conflict((f"{key}.name",), f'"{endpoint.name}" is the name of endpoints[{first}], too')
+        for rule, given in (("publish", endpoint.publish), ("deliver", endpoint.deliver)):
+            words = endpoint.name.split(".")
+            if not given and any(word in ("", "*", "#") or "{channel}" in word for word in words):
+                yield Conflict(
+                    (f"{key}.{rule}", f"{key}.name"),
+                    f"{toml_string(endpoint.name)} is not made of words of a topic, so the rule has to be given",
+                )
+        if endpoint.key and endpoint.key not in keys:
+            yield Conflict((f"{key}.key",), f'there is no key with the name "{endpoint.key}"')
 
 
 def _zeroctl(config: Config) -> Iterator[Conflict]:

@@ -253,6 +253,25 @@ class Name(Kind):
 
 
 @dataclass(frozen=True)
+class QueueName(Kind):
+    @property
+    def expected(self) -> str:
+        longest = limits.OVERHOP_QUEUE_NAME_BYTES
+        return f'a name of 1 to {longest} letters, digits, "_" and "-", first a letter or digit'
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"pattern": r"^[A-Za-z0-9][A-Za-z0-9_-]*\Z", "max_length": limits.OVERHOP_QUEUE_NAME_BYTES}
+
+
+@dataclass(frozen=True)
+class KeyName(Kind):
+    @property
+    def expected(self) -> str:
+        return 'the name of one of the keys, or "" for none'
+
+
+@dataclass(frozen=True)
 class SyncPolicy(Kind):
     @property
     def expected(self) -> str:
@@ -482,6 +501,58 @@ class FelixNames(Kind):
 
     def write(self, value: Sequence[str]) -> str:
         return _toml_list(value)
+
+
+@dataclass(frozen=True)
+class QueueFilter(Kind):
+    @property
+    def expected(self) -> str:
+        return 'a topic filter, like "sensors.#", or "" for `queue.NAME.#`'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and raw:
+            check_filter(raw)
+        return raw
+
+
+@dataclass(frozen=True)
+class EndpointName(Kind):
+    """What a Relink connector asks for: any text, also none."""
+
+    @property
+    def expected(self) -> str:
+        return f"a text of at most {limits.RELINK_ENDPOINT_BYTES} bytes"
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and len(raw.encode()) > limits.RELINK_ENDPOINT_BYTES:
+            raise ValueError("it is too long")
+        return raw
+
+
+@dataclass(frozen=True)
+class TopicRule(Kind):
+    """A topic in which "{channel}" may be a word."""
+
+    filter: bool = False  # "*" and "#" may be words, too
+
+    @property
+    def expected(self) -> str:
+        what = "a topic filter" if self.filter else "a topic"
+        return f'{what} in which "{{channel}}" may stand as a word, like "orders.{{channel}}"'
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str) and raw:
+            words = raw.split(".")
+            if words.count("{channel}") > 1 or any(
+                "{channel}" in word and word != "{channel}" for word in words
+            ):
+                raise ValueError('"{channel}" stands alone between dots, and once')
+            if "{channel}" in words and any(word in ("*", "#") for word in words):
+                raise ValueError('with "{channel}" in it there is no "*" and no "#"')
+            if not self.filter and any(word in ("*", "#") for word in words):
+                raise ValueError('"*" and "#" are no words of a topic')
+            check_filter(raw.replace("{channel}", "0"))
+        return raw
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,18 @@ from headrace.config.kinds import (
     Count,
     DropLocation,
     Duration,
+    EndpointName,
     FelixNames,
     FilePath,
     Filters,
     Flag,
+    KeyName,
     Name,
     NameOrNone,
     Networks,
     PublicKeys,
+    QueueFilter,
+    QueueName,
     RoutingKey,
     Secret,
     Size,
@@ -31,6 +35,7 @@ from headrace.config.kinds import (
     Text,
     Texts,
     TopicPrefix,
+    TopicRule,
     Url,
 )
 from headrace.config.settings import Section, Setting, TableArray, describe, leaves, setting, tables, value_at
@@ -278,12 +283,81 @@ class BlipmqListener(ListenerConfig, frozen=True):
         return self.max_frame_bytes
 
 
+class OverhopWireSession(Section, frozen=True):
+    """How long a connection may take to become a worker. It is looked at as often as the shortest of these says."""
+
+    unhelloed_max_lifetime_seconds: Annotated[
+        int,
+        setting(
+            "Seconds until HELLO; then the connection is closed.", Count(limits.OVERHOP_UNHELLOED_SECONDS)
+        ),
+    ] = limits.OVERHOP_UNHELLOED_SECONDS.default
+    helloed_unregistered_max_lifetime_seconds: Annotated[
+        int,
+        setting(
+            "Seconds from HELLO until REGISTER; then IDENT asks for it.",
+            Count(limits.OVERHOP_UNREGISTERED_SECONDS),
+        ),
+    ] = limits.OVERHOP_UNREGISTERED_SECONDS.default
+    ident_register_timeout_seconds: Annotated[
+        int,
+        setting(
+            "Seconds from IDENT until REGISTER; then the connection is closed.",
+            Count(limits.OVERHOP_IDENT_SECONDS),
+        ),
+    ] = limits.OVERHOP_IDENT_SECONDS.default
+
+
+class OverhopWire(Section, frozen=True):
+    """What the protocol lets be set, by its own names."""
+
+    max_envelope_size_bytes: Annotated[
+        int,
+        setting(
+            "Largest payload of a frame; a longer one closes the connection.",
+            Size(limits.OVERHOP_ENVELOPE_BYTES),
+        ),
+    ] = limits.OVERHOP_ENVELOPE_BYTES.default
+    session: OverhopWireSession = msgspec.field(default_factory=OverhopWireSession)
+
+
 class OverhopListener(ListenerConfig, frozen=True):
     """Overhop over TCP, TLS or a Unix socket."""
 
     bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:9876"]
     )
+    key: Annotated[
+        str,
+        setting(
+            "The protocol has no keys of its own: every peer has the rights of the key with this name, on the"
+            " topics `queue.NAME.jobs`; without one, peers may do everything.",
+            KeyName(),
+        ),
+    ] = ""
+    deliver: Annotated[
+        bool,
+        setting(
+            "Whether jobs are pushed to workers that gave credits, which then finish or fail them; the protocol"
+            " itself ends before that.",
+            Flag(),
+        ),
+    ] = True
+    job_deadline: Annotated[
+        float,
+        setting(
+            "How long a worker may have a job before it is given to another; EXTEND begins it anew.",
+            Duration(limits.OVERHOP_JOB_DEADLINE),
+        ),
+    ] = limits.OVERHOP_JOB_DEADLINE.default
+    finished_jobs: Annotated[
+        int,
+        setting(
+            "Jobs of each queue that are remembered after they were completed or failed, the newest ones.",
+            Count(limits.OVERHOP_FINISHED_JOBS),
+        ),
+    ] = limits.OVERHOP_FINISHED_JOBS.default
+    wire: OverhopWire = msgspec.field(default_factory=OverhopWire)
 
 
 class RelinkListener(ListenerConfig, frozen=True):
@@ -292,6 +366,85 @@ class RelinkListener(ListenerConfig, frozen=True):
     bind: Annotated[list[str], setting(BIND, Bind())] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:5600"]
     )
+    max_message_bytes: Annotated[
+        int,
+        setting(
+            "Largest message, all parts together; a larger one closes the connection. So does one that is larger"
+            " than a segment of the log can take.",
+            Size(limits.RELINK_MESSAGE_BYTES),
+        ),
+    ] = limits.RELINK_MESSAGE_BYTES.default
+    max_parts: Annotated[int, setting("Parts of a message.", Count(limits.RELINK_PARTS))] = (
+        limits.RELINK_PARTS.default
+    )
+    max_targets: Annotated[
+        int, setting("Channels that a multicast packet may name.", Count(limits.RELINK_TARGETS))
+    ] = limits.RELINK_TARGETS.default
+    window: Annotated[
+        int,
+        setting(
+            "Messages that a channel may have been sent and not yet consumed.",
+            Count(limits.RELINK_WINDOW),
+            reload=True,
+        ),
+    ] = limits.RELINK_WINDOW.default
+    max_outstanding: Annotated[
+        int,
+        setting(
+            "The same for all channels of a link together, those that wait for their window included; beyond it"
+            " the link waits.",
+            Count(limits.RELINK_OUTSTANDING),
+            reload=True,
+        ),
+    ] = limits.RELINK_OUTSTANDING.default
+    max_channels: Annotated[
+        int,
+        setting(
+            "Channels of a link that are open at once, in each direction.", Count(limits.RELINK_CHANNELS)
+        ),
+    ] = limits.RELINK_CHANNELS.default
+    max_links: Annotated[
+        int,
+        setting(
+            "Links at once, those without a connection included.", Count(limits.RELINK_LINKS), reload=True
+        ),
+    ] = limits.RELINK_LINKS.default
+    max_uncommitted_bytes: Annotated[
+        int,
+        setting(
+            "Uncommitted messages of a link; a commit of more is refused.",
+            Size(limits.RELINK_UNCOMMITTED_BYTES),
+            reload=True,
+        ),
+    ] = limits.RELINK_UNCOMMITTED_BYTES.default
+    grace: Annotated[
+        float,
+        setting("How long a link is kept without a connection.", Duration(limits.RELINK_GRACE), reload=True),
+    ] = limits.RELINK_GRACE.default
+    handshake_timeout: Annotated[
+        float,
+        setting(
+            "How long the handshake may take.",
+            Duration(limits.RELINK_HANDSHAKE_TIMEOUT, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.RELINK_HANDSHAKE_TIMEOUT.default
+    ping_interval: Annotated[
+        float,
+        setting(
+            "How long a peer may be silent before it is sent a ping.",
+            Duration(limits.RELINK_PING_INTERVAL, zero="for ever"),
+            reload=True,
+        ),
+    ] = limits.RELINK_PING_INTERVAL.default
+    ping_timeout: Annotated[
+        float,
+        setting(
+            "How long it may then stay silent before the connection is closed.",
+            Duration(limits.RELINK_PING_TIMEOUT),
+            reload=True,
+        ),
+    ] = limits.RELINK_PING_TIMEOUT.default
 
 
 class ZeroctlListener(ListenerConfig, frozen=True):
@@ -556,6 +709,78 @@ def dev_key() -> Key:
     return Key(name="dev", key="dev-key", publish=["#"], subscribe=["#"])
 
 
+class QueueConfig(Section, frozen=True):
+    """A queue of jobs for Overhop's workers, made when the gateway starts. It stays if it is taken out here."""
+
+    name: Annotated[str, setting("Name of the queue.", QueueName())]
+    filter: Annotated[
+        str,
+        setting(
+            "What any protocol publishes to a topic that this matches is a job of the queue.", QueueFilter()
+        ),
+    ] = ""
+    concurrency_limit: Annotated[
+        int,
+        setting(
+            "Jobs that all workers together may have at once.",
+            Count(limits.OVERHOP_CONCURRENCY, zero="no limit"),
+        ),
+    ] = limits.OVERHOP_CONCURRENCY.default
+    allow_job_overrides: Annotated[
+        bool,
+        setting("Whether a job may say itself how often and in what interval it is tried.", Flag()),
+    ] = True
+
+
+class EndpointConfig(Section, frozen=True):
+    """A service that Relink connectors ask for by name. Relink has no keys on the wire: what an endpoint may do are
+    its two rules, or, if it names a key, what that key may do of it."""
+
+    name: Annotated[str, setting("What connectors ask for.", EndpointName())]
+    connector_id_bytes: Annotated[
+        int,
+        setting("Size of the ids of the channels on which connectors send.", Count(limits.RELINK_ID_BYTES)),
+    ] = limits.RELINK_ID_BYTES.default
+    listener_id_bytes: Annotated[
+        int,
+        setting("Size of the ids of the channels on which the gateway sends.", Count(limits.RELINK_ID_BYTES)),
+    ] = limits.RELINK_ID_BYTES.default
+    connector_transactions: Annotated[bool, setting("Whether connectors commit what they send.", Flag())] = (
+        False
+    )
+    listener_transactions: Annotated[bool, setting("Whether the gateway commits what it sends.", Flag())] = (
+        False
+    )
+    publish: Annotated[
+        str,
+        setting(
+            "The topic that a channel's messages go to; empty: `NAME.in.{channel}`. Without `{channel}` all channels"
+            " share it.",
+            TopicRule(),
+        ),
+    ] = ""
+    deliver: Annotated[
+        str,
+        setting(
+            "The topics that are delivered on a channel; empty: `NAME.out.{channel}`. Without `{channel}` it is a"
+            " filter, and all of it goes to channel 0.",
+            TopicRule(filter=True),
+        ),
+    ] = ""
+    key: Annotated[
+        str,
+        setting("The name of the key whose rights limit the rules; empty: none does.", KeyName()),
+    ] = ""
+
+
+def demo_endpoints() -> list[EndpointConfig]:
+    """The embedded endpoints, to try the protocol with."""
+    return [
+        EndpointConfig(name="demo"),
+        EndpointConfig(name="demo-tx", connector_transactions=True, listener_transactions=True),
+    ]
+
+
 class ZeroctlNode(Section, frozen=True):
     """This gateway as a node among zeroctl's nodes, whichever carrier they are on."""
 
@@ -763,6 +988,14 @@ class Config(Section, frozen=True):
             reload=True,
         ),
     ] = msgspec.field(default_factory=lambda: [dev_key()])
+    queues: Annotated[
+        list[QueueConfig],
+        tables("There may be any number, beside those that workers add."),
+    ] = msgspec.field(default_factory=list)
+    endpoints: Annotated[
+        list[EndpointConfig],
+        tables("There may be any number; setting one replaces the embedded ones."),
+    ] = msgspec.field(default_factory=demo_endpoints)
     zeroctl: ZeroctlNode = msgspec.field(default_factory=ZeroctlNode)
     services: Annotated[
         list[ServiceConfig],

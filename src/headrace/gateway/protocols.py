@@ -16,11 +16,14 @@ from headrace.nodes.registry import Verifier
 from headrace.session import Session
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.felix import Felix
+from headrace.sessions.overhop import Overhop
+from headrace.sessions.queues import Queues
+from headrace.sessions.relink import Endpoint, Relink
 from headrace.sessions.rights import Keyring
 from headrace.sessions.zeroctl import Zeroctl
 from headrace.wire.felix import HEADER_BYTES, split_address
 
-LENGTH_FIELD = 4  # bytes in front of a BlipMQ or zeroctl frame that its length does not count
+LENGTH_FIELD = 4  # bytes in front of a BlipMQ, Overhop or zeroctl frame that its length does not count
 
 
 class Speaker(Protocol):
@@ -134,8 +137,91 @@ class FelixSpeaker:
         felix.register(listen.strict, map(split_address, listen.streams), map(split_address, listen.caches))
 
 
+class OverhopSpeaker:
+    # Peers pipeline, but every message is answered.
+    quickack = False
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.overhop
+        queues = Queues(
+            bus, deadline=listen.job_deadline, keep_finished=listen.finished_jobs, most=limits.OVERHOP_QUEUES
+        )
+        for queue in config.queues:
+            queues.configure(
+                queue.name, queue.filter, queue.concurrency_limit or None, queue.allow_job_overrides
+            )
+        self._shared = Overhop(
+            queues,
+            keys,
+            key=listen.key,
+            limit=listen.wire.max_envelope_size_bytes,
+            unhelloed=listen.wire.session.unhelloed_max_lifetime_seconds,
+            unregistered=listen.wire.session.helloed_unregistered_max_lifetime_seconds,
+            ident=listen.wire.session.ident_register_timeout_seconds,
+            deliver=listen.deliver,
+        )
+        self.max_frame = listen.wire.max_envelope_size_bytes + LENGTH_FIELD
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        self._shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+
+
+class RelinkSpeaker:
+    # What peers send is answered at once, or as soon as it is safe: the answer carries the acknowledgement.
+    quickack = False
+
+    def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
+        listen = config.listen.relink
+        endpoints = [
+            Endpoint(
+                one.name,
+                connector_size=one.connector_id_bytes,
+                listener_size=one.listener_id_bytes,
+                connector_transactions=one.connector_transactions,
+                listener_transactions=one.listener_transactions,
+                publish=one.publish,
+                deliver=one.deliver,
+                key=one.key,
+            )
+            for one in config.endpoints
+        ]
+        self._shared = Relink(
+            bus,
+            keys,
+            endpoints,
+            max_targets=listen.max_targets,
+            max_parts=listen.max_parts,
+            max_message=min(listen.max_message_bytes, config.log.segment_bytes),
+            max_channels=listen.max_channels,
+        )
+        self.max_frame = self._shared.max_packet
+        self.session = self._shared.session
+        self.counters = self._shared.counters
+        self.gauges = self._shared.gauges
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        listen = config.listen.relink
+        shared = self._shared
+        shared.handshake_timeout_us = round(listen.handshake_timeout * 1e6)
+        shared.block_timeout_us = round(config.log.block_timeout * 1e6)
+        shared.ping_interval_us = round(listen.ping_interval * 1e6)
+        shared.ping_timeout_us = round(listen.ping_timeout * 1e6)
+        shared.grace_us = round(listen.grace * 1e6)
+        shared.window = listen.window
+        shared.max_outstanding = listen.max_outstanding
+        shared.max_links = listen.max_links
+        shared.max_uncommitted = listen.max_uncommitted_bytes
+        shared.renew_keys()
+
+
 SPEAKERS: dict[ProtocolName, Callable[[Bus, Keyring, Config], Speaker]] = {
     "blipmq": BlipmqSpeaker,
+    "overhop": OverhopSpeaker,
+    "relink": RelinkSpeaker,
     "zeroctl": ZeroctlSpeaker,
 }
 # Those that QUIC carries.

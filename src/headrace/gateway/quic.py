@@ -9,6 +9,7 @@ log, and delays nobody else.
 
 import asyncio
 import errno
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -35,10 +36,11 @@ from headrace.quic.engine import (
     Settings,
     load_engine,
 )
+from headrace.quic.retry import RetryTokens
 from headrace.session import Session
 from headrace.sessions.felix import Felix, FelixEvents, FelixPeer
 from headrace.sessions.felix_peers import Peers
-from headrace.substream import Substream, count
+from headrace.substream import Substream, count, same_connection
 
 # How often sessions are told the time, and silence is looked at.
 TICK_SECONDS: Final = 0.25
@@ -161,7 +163,7 @@ class QuicListener:
         self.addresses = [opened.address for opened in sockets]
         self.peers = Peers(config.listen.felix.peers)
         self._engine: Engine = load_engine(config.quic.engine)
-        self._retrier = self._engine.retrier() if config.quic.retry else None
+        self._tokens = RetryTokens() if config.quic.retry else None
         self._sockets = sockets
         self._endpoints: list[DatagramSocket] = []
         self._links: dict[bytes, Link] = {}  # by each of their connection ids
@@ -267,19 +269,12 @@ class QuicListener:
                 self._on_datagram(endpoint, data, address, now)
                 continue
             # Datagrams that came together may be of several connections.
-            first = data[1 : 1 + CONNECTION_ID_BYTES]
-            starts = range(0, len(data), size)
-            link = self._links.get(first)
-            if link is not None and all(
-                not data[start] & 0x80 and data[start + 1 : start + 1 + CONNECTION_ID_BYTES] == first
-                for start in starts
-            ):
-                if link.takes_more():
-                    link.received(address, now)
-                    link.connection.receive_many(data, size, address, now)
-                    self._dirty.add(link)
+            if same_connection(data, size, CONNECTION_ID_BYTES):
+                link = self._links.get(data[1 : 1 + CONNECTION_ID_BYTES])
+                if link is not None:
+                    link.take(data, size, address, now)
                 continue
-            for start in starts:
+            for start in range(0, len(data), size):
                 self._on_datagram(endpoint, data[start : start + size], address, now)
         count(self.service, "reads")
         count(self.service, "bytes_in", received)
@@ -300,10 +295,8 @@ class QuicListener:
             link = self._links.get(header.destination)
             if link is None:
                 link = self._accept(endpoint, header, data, address, now)
-        if link is not None and link.takes_more():
-            link.received(address, now)
-            link.connection.receive_datagram(data, address, now)
-            self._dirty.add(link)
+        if link is not None:
+            link.take(data, len(data), address, now)
 
     def _accept(
         self, endpoint: DatagramSocket, header: Any, data: bytes, address: NetworkAddress, now: float
@@ -328,12 +321,14 @@ class QuicListener:
             )
             return None
         first, retry = header.destination, None
-        if self._retrier is not None:
+        if self._tokens is not None:
             if not header.token:
-                endpoint.send([(self._retrier.ask(header, address, now), address)])
+                other = os.urandom(CONNECTION_ID_BYTES)
+                token = self._tokens.make(address, first, other, now)
+                endpoint.send([(self._engine.retry(header, other, token), address)])
                 return None
             try:
-                first, retry = self._retrier.check(header, address, now)
+                first, retry = self._tokens.open(header.token, address, first, now), first
             except ValueError:
                 return None
         assert self.tls is not None
@@ -395,6 +390,10 @@ class QuicListener:
         if self._due and not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon(self._turn)
+
+    def touched(self, link: "Link") -> None:
+        """A connection got something in the turn that is under way."""
+        self._dirty.add(link)
 
     def dirty(self, link: "Link") -> None:
         """A connection has something to send at the end of this turn."""
@@ -464,11 +463,23 @@ class Link:
             self._overfull = {one for one in self._overfull if one.kept_size > self.listener.most_kept}
         return not self._overfull
 
-    def received(self, address: NetworkAddress, now: float) -> None:
+    def take(self, data: bytes, size: int, address: NetworkAddress, now: float) -> None:
+        """Datagrams for this connection, each of `size` bytes, the last one perhaps shorter."""
+        if self._gone or not self.takes_more():
+            return
         self._heard = now
         if address != self._address:
             self._address = address
             self.renew_rights()
+        try:
+            if size < len(data):
+                self.connection.receive_many(data, size, address, now)
+            else:
+                self.connection.receive_datagram(data, address, now)
+        except Exception as error:
+            self._broken(error)
+            return
+        self.listener.touched(self)
 
     def renew_rights(self) -> None:
         """The rights of where it made the handshake. Who moves to where the rights are others has none there: an
@@ -653,6 +664,19 @@ class Link:
         self._drop(stream)
         self.close(INTERNAL_ERROR, "internal error")
 
+    def _broken(self, error: Exception) -> None:
+        """The engine failed, which a peer may have caused: this connection is over, the others go on."""
+        count(self.listener.service, "failed")
+        log.limited(
+            "quic.failed",
+            key=("felix", type(error)),
+            level=events.LEVELS["error"],
+            connection=self.name,
+            peer=self.peer,
+            exc_info=error,
+        )
+        self.gone()
+
     # --- what goes ------------------------------------------------------------------------------------------
 
     def transmit(self) -> None:
@@ -660,7 +684,11 @@ class Link:
         if self._gone:
             return
         now = self.listener._loop.time()
-        datagrams = self.connection.datagrams_to_send(now)
+        try:
+            datagrams = self.connection.datagrams_to_send(now)
+        except Exception as error:
+            self._broken(error)
+            return
         if datagrams:
             count(self.listener.service, "bytes_out", self.endpoint.send(datagrams))
         if self._stuck:
@@ -691,7 +719,11 @@ class Link:
         now = self.listener._loop.time()
         at = self.connection.get_timer()
         if at is not None and at <= now + 0.0005:
-            self.connection.handle_timer(max(now, at))
+            try:
+                self.connection.handle_timer(max(now, at))
+            except Exception as error:
+                self._broken(error)
+                return
             self.handle_events()
             if not self._gone:
                 self.listener.dirty(self)

@@ -1,6 +1,5 @@
 """The engine aioquic, which is always there. What it has no public way for is reached here, and nowhere else."""
 
-import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
     pull_quic_transport_parameters,
 )
-from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.quic.recovery import QuicPacketPacer
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from headrace.quic.certificates import names_of
@@ -35,6 +34,17 @@ from headrace.quic.engine import (
 
 # The first packets of a client leave before it knows what the server takes.
 FIRST_DATAGRAM = 1200
+# Twice the millisecond in which uvloop counts.
+BURST_SECONDS = 0.002
+
+
+class Pacer(QuicPacketPacer):
+    """Spreads packets over time, in bursts that are as long as the loop's timers are apart: what waits for a timer
+    waits at least that long, and with shorter bursts the timers would set the pace."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        super().update_rate(congestion_window, smoothed_rtt)
+        self.bucket_max = max(self.bucket_max, BURST_SECONDS)
 
 
 class Connection(QuicConnection):
@@ -43,6 +53,7 @@ class Connection(QuicConnection):
 
     def __init__(self, *, settings: Settings, client_authorities: Path | None = None, **options: Any) -> None:
         super().__init__(**options)
+        self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
         self._wanted_datagram = settings.max_datagram_bytes
         self._client_authorities = client_authorities
         for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
@@ -169,22 +180,7 @@ class AioquicEngine:
             source_cid=header.destination, destination_cid=header.source, supported_versions=VERSIONS
         )
 
-    def retrier(self) -> "AioquicRetrier":
-        return AioquicRetrier()
-
-
-class AioquicRetrier:
-    def __init__(self) -> None:
-        self._tokens = QuicRetryTokenHandler()
-
-    def ask(self, header: Header, addr: NetworkAddress, now: float) -> bytes:
-        source = os.urandom(CONNECTION_ID_BYTES)
-        token = self._tokens.create_token(
-            address=addr,
-            original_destination_connection_id=header.destination,
-            retry_source_connection_id=source,
-            now=now,
-        )
+    def retry(self, header: Header, source: bytes, token: bytes) -> bytes:
         assert header.version is not None
         return encode_quic_retry(
             version=header.version,
@@ -193,12 +189,6 @@ class AioquicRetrier:
             original_destination_cid=header.destination,
             retry_token=token,
         )
-
-    def check(self, header: Header, addr: NetworkAddress, now: float) -> tuple[bytes, bytes]:
-        first = self._tokens.validate_token(
-            address=addr, destination_cid=header.destination, token=header.token, now=now
-        )
-        return first, header.destination
 
 
 VERSIONS = QuicConfiguration().supported_versions

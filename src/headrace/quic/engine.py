@@ -117,17 +117,8 @@ class Engine(Protocol):
 
     def supports(self, version: int) -> bool: ...
     def version_negotiation(self, header: Header) -> bytes: ...
-    def retrier(self) -> "Retrier": ...
-
-
-class Retrier(Protocol):
-    """Has clients show that their address is their own."""
-
-    def ask(self, header: Header, addr: NetworkAddress, now: float) -> bytes:
-        """The packet that asks."""
-
-    def check(self, header: Header, addr: NetworkAddress, now: float) -> tuple[bytes, bytes]:
-        """The connection ids of the first packet and of the retry; ValueError if the token is not good."""
+    def retry(self, header: Header, source: bytes, token: bytes) -> bytes:
+        """The packet that has a client come back with a token, to another connection id."""
 
 
 def load_engine(name: str) -> Engine:

@@ -1,7 +1,6 @@
 """The engine qh3, whose core is compiled. What it has no public way for is reached here, and nowhere else."""
 
 import logging
-import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from qh3.quic import events
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 from qh3.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation
-from qh3.quic.retry import QuicRetryTokenHandler
 
 from headrace.quic.certificates import pinned_fingerprint
 from headrace.quic.engine import (
@@ -74,7 +72,12 @@ class Connection(QuicConnection):
         return datagrams
 
     def receive_many(self, buffer: bytes, segment: int, addr: NetworkAddress, now: float) -> None:
-        self.receive_gro_buffer(buffer, segment, addr, now)
+        if self._core is None or not self._handshake_complete:
+            self.receive_gro_buffer(buffer, segment, addr, now)
+            return
+        # The same without a look at each datagram.
+        self._call_core(self._core.receive_gro_buffer, buffer, segment, self._normalize_address(addr), now)
+        self._drain_core()
 
     def unsent(self, stream_id: int) -> int:
         return self.get_send_buffer_size(stream_id)
@@ -163,17 +166,7 @@ class Qh3Engine:
             source_cid=header.destination, destination_cid=header.source, supported_versions=VERSIONS
         )
 
-    def retrier(self) -> "Qh3Retrier":
-        return Qh3Retrier()
-
-
-class Qh3Retrier:
-    def __init__(self) -> None:
-        self._tokens = QuicRetryTokenHandler()
-
-    def ask(self, header: Header, addr: NetworkAddress, now: float) -> bytes:
-        source = os.urandom(CONNECTION_ID_BYTES)
-        token = self._tokens.create_token(addr, header.destination, source)
+    def retry(self, header: Header, source: bytes, token: bytes) -> bytes:
         assert header.version is not None
         return encode_quic_retry(
             version=header.version,
@@ -182,12 +175,6 @@ class Qh3Retrier:
             original_destination_cid=header.destination,
             retry_token=token,
         )
-
-    def check(self, header: Header, addr: NetworkAddress, now: float) -> tuple[bytes, bytes]:
-        first, retry = self._tokens.validate_token(addr, header.token)
-        if retry != header.destination:
-            raise ValueError("Destination connection ID does not match.")
-        return first, retry
 
 
 VERSIONS = QuicConfiguration().supported_versions

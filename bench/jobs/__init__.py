@@ -1,0 +1,1 @@
+"""Jobs put in, delivered and finished: the gateway over Overhop beside lists of Redis."""

@@ -1,0 +1,867 @@
+"""The Relink listener, byte by byte: handshake, channels, acknowledgements, transactions, links that are resumed."""
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.schema import Key
+from headrace.sessions.relink import Endpoint
+from headrace.wire import relink as wire
+from headrace.wire.relink import AckType, GeneralType, OperationType
+from tests.sessions.relink_gateway import SECOND, Peer, RelinkGateway, shown
+
+RECEIVED, CONSUMED, COMMITTED, UNCOMMITTED, CLOSED = AckType
+COMMIT, ROLLBACK, CLOSE = OperationType
+NOP, PING, PONG, RESUME, SHUTDOWN = GeneralType
+
+Opened = Callable[..., RelinkGateway]
+
+
+@pytest.fixture
+def open_gateway(tmp_path: Path) -> Iterator[Opened]:
+    opened: list[RelinkGateway] = []
+
+    def make(**options: Any) -> RelinkGateway:
+        gateway = RelinkGateway(tmp_path / f"log{len(opened)}", **options)
+        opened.append(gateway)
+        return gateway
+
+    yield make
+    for gateway in opened:
+        gateway.close()
+
+
+@pytest.fixture
+def gateway(open_gateway: Opened) -> RelinkGateway:
+    return open_gateway()
+
+
+def topics(gateway: RelinkGateway, filter: str = "#") -> list[tuple[str, bytes, tuple[int, ...]]]:
+    return [(one.topic.decode(), one.payload, one.parts) for one in gateway.published(filter)]
+
+
+# --- the handshake ------------------------------------------------------------------------------------------
+
+
+def test_new_link_gets_the_epoch_and_an_id(gateway: RelinkGateway) -> None:
+    peers = [gateway.connect() for _ in range(3)]
+    assert {peer.epoch for peer in peers} == {gateway.shared.epoch}
+    assert len({peer.link for peer in peers}) == 3
+    assert all(0 < peer.link < 2**63 for peer in peers)
+    assert [shown(peer.greeting) for peer in peers] == [["version", "answer"]] * 3
+
+
+def test_any_higher_version_is_answered_with_ours(gateway: RelinkGateway) -> None:
+    peer = gateway.connect(version=200)
+    (version, _) = peer.greeting
+    assert isinstance(version, wire.Version)
+    assert version.version == 0
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"name": "nobody"},
+        {"name": ""},
+        {"connector_size": 5},
+        {"listener_size": 0},
+        {"flags": 1},
+        {"flags": 2},
+        {"link": 2**63, "epoch": 1},
+    ],
+)
+def test_disagreement_ends_the_connection_without_an_answer(
+    gateway: RelinkGateway, hello: dict[str, Any]
+) -> None:
+    peer = gateway.connect(**{"name": "demo", **hello})
+    assert (peer.closed, shown(peer.greeting)) == (True, ["version"])
+
+
+def test_name_that_is_no_utf8_ends_the_connection(gateway: RelinkGateway) -> None:
+    session = gateway.shared.session()
+    session.feed(bytes(8) + b"\x02\xff\xfe\x04\x04\x00".ljust(24, b"\0"))
+    assert session.closing
+
+
+def test_unknown_old_link_is_answered_with_a_new_one(gateway: RelinkGateway) -> None:
+    first = gateway.connect()
+    for old in ({"link": 77, "epoch": first.epoch}, {"link": first.link, "epoch": 1}, {"link": first.link}):
+        peer = gateway.connect(**old)
+        assert peer.link not in (0, 77, first.link)
+        assert "resume" not in shown(peer.greeting)
+
+
+def test_required_link_that_is_unknown_is_refused_with_zero(gateway: RelinkGateway) -> None:
+    for old in ({"link": 77, "epoch": gateway.shared.epoch}, {"link": 0}, {"link": 5, "epoch": 9}):
+        peer = gateway.connect(require=True, **old)
+        assert (peer.epoch, peer.link, peer.closed) == (gateway.shared.epoch, 0, True)
+
+
+def test_link_of_another_endpoint_is_unknown(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("demo")
+    other = gateway.connect("demo-tx", epoch=peer.epoch, link=peer.link)
+    assert other.link != peer.link
+
+
+def test_handshake_in_single_bytes_is_the_same(gateway: RelinkGateway) -> None:
+    session = gateway.shared.session()
+    said = b""
+    for byte in wire.encode_version() + wire.encode_hello("demo", 4, 4) + wire.encode_general(PING):
+        said += session.feed(bytes([byte]))
+        gateway.log.sync_now()
+    said += session.feed()
+    items = wire.Decoder("listener", connector_size=4, listener_size=4).feed(said)
+    assert shown(items) == ["version", "answer", "pong"]
+
+
+def test_handshake_that_takes_too_long_ends(open_gateway: Opened) -> None:
+    gateway = open_gateway(handshake_timeout=5)
+    session = gateway.shared.session()
+    session.feed(bytes(8), gateway.now)
+    session.elapse(gateway.now + 4 * SECOND)
+    assert not session.closing
+    session.elapse(gateway.now + 6 * SECOND)
+    assert session.closing
+
+
+# --- receiving ----------------------------------------------------------------------------------------------
+
+
+def test_messages_become_messages_of_their_channels_topics_with_their_parts(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    said = peer.send(
+        peer.message(7, b"one"), peer.message(7, b"tw", b"", b"o"), peer.message(9), peer.message(7, b"")
+    )
+    assert shown(said) == ["consumed 7 <=2", "consumed 9"]
+    assert topics(gateway) == [
+        ("demo.in.7", b"one", (3,)),
+        ("demo.in.7", b"two", (2, 0, 1)),
+        ("demo.in.9", b"", ()),
+        ("demo.in.7", b"", (0,)),
+    ]
+    assert [one.correlation for one in gateway.published()] == [0, 1, 0, 2]
+
+
+def test_acknowledgement_leaves_only_when_the_log_is_safe(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    assert peer.session.feed(peer.message(1, b"x"), gateway.now) == b""
+    gateway.log.sync_now()
+    assert shown(peer.decoder.feed(peer.session.feed())) == ["consumed 1"]
+
+
+def test_multicast_is_a_message_and_a_number_for_each_target(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    said = peer.send(peer.message([1, 2, 1], b"m"), peer.message([], b"nobody"), peer.message(2, b"n"))
+    assert shown(said) == ["consumed 1 <=1", "consumed 2 <=1"]
+    assert [one[:2] for one in topics(gateway)] == [
+        ("demo.in.1", b"m"), ("demo.in.2", b"m"), ("demo.in.1", b"m"), ("demo.in.2", b"n"),
+    ]  # fmt: skip
+
+
+def test_ids_of_any_size_are_little_endian_numbers(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("odd")
+    assert shown(peer.send(peer.message(0x010203, b"x"))) == ["consumed 66051"]
+    gateway.publish(f"odd.out.{2**56 - 1}", b"top")
+    gateway.publish(f"odd.out.{2**56}", b"too far")
+    assert shown(peer.send()) == [f"message {2**56 - 1} top"]
+    assert gateway.shared.counters()["unmapped"] == 1
+
+
+def test_ids_of_no_bytes_are_one_channel(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("single")
+    assert shown(peer.send(peer.message(0, b"x"), peer.message([0, 0], b"y"))) == ["consumed 0 <=2"]
+    assert [one[:2] for one in topics(gateway)] == [("one.in", b"x"), ("one.in", b"y"), ("one.in", b"y")]
+    gateway.publish("one.out", b"a")
+    gateway.publish("one.out.deep.er", b"b")
+    assert shown(peer.send()) == ["message 0 a", "message 0 b"]
+
+
+def test_ping_is_answered_once_each_and_nop_is_not(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    assert shown(peer.send(*[peer.general(one) for one in (PING, NOP, PONG, PING)])) == ["pong", "pong"]
+
+
+@pytest.mark.parametrize("head", [0xA0, 0x15, 0x61, 0xA5, 0x49, 0x8D])
+def test_unused_value_ends_the_connection_after_what_was_before_it(gateway: RelinkGateway, head: int) -> None:
+    peer = gateway.connect()
+    said = peer.send(peer.message(1, b"before"), bytes([head]).ljust(8, b"\0"), peer.message(1, b"behind"))
+    assert (shown(said), peer.closed) == (["consumed 1"], True)
+    assert [one[1] for one in topics(gateway)] == [b"before"]
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        wire.encode_acknowledgement(CONSUMED, 1, 4),
+        wire.encode_acknowledgement(CLOSED, 1, 4),
+        wire.encode_operation(COMMIT, 1, 4),
+        wire.encode_operation(ROLLBACK, 1, 4, 0),
+        wire.encode_message([1] * 1025, 4, [b""]),
+        wire.encode_message(1, 4, [bytes(2000)]),
+        wire.encode_message(1, 4, [b""] * 300),
+    ],
+)
+def test_violation_or_too_much_ends_the_connection(open_gateway: Opened, packet: bytes) -> None:
+    gateway = open_gateway(max_message=1024, max_parts=256)
+    peer = gateway.connect()
+    peer.send(packet)
+    assert peer.closed
+    assert topics(gateway) == []
+
+
+def test_messages_cut_at_every_place_are_appended_once(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    stream = b"".join([peer.message(i % 3, b"%d" % i, b"x" * i) for i in range(12)])
+    for at in range(0, len(stream), 13):
+        peer.send(stream[at : at + 13])
+    assert [one[1] for one in topics(gateway)] == [b"%d" % i + b"x" * i for i in range(12)]
+
+
+# --- delivering ---------------------------------------------------------------------------------------------
+
+
+def test_topics_of_the_endpoint_are_delivered_on_their_channels_in_order(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.7", b"a")
+    gateway.publish("demo.out.8", b"bc", parts=(1, 1))
+    gateway.publish("demo.out.7", b"d")
+    for other in (
+        "demo.out.x",
+        "demo.out.07",
+        "demo.out.4294967296",
+        "demo.out",
+        "demo.out.1.2",
+        "demo.in.1",
+    ):
+        gateway.publish(other, b"no")
+    assert shown(peer.send()) == ["message 7 a", "message 8 b|c", "message 7 d"]
+    assert gateway.shared.counters()["unmapped"] == 3
+
+
+def test_every_link_of_an_endpoint_gets_everything(gateway: RelinkGateway) -> None:
+    peers = [gateway.connect() for _ in range(3)]
+    gateway.publish("demo.out.1", b"a", b"b")
+    assert [shown(peer.send()) for peer in peers] == [["message 1 a", "message 1 b"]] * 3
+
+
+def test_what_a_peer_sends_reaches_another_with_its_parts(open_gateway: Opened) -> None:
+    gateway = open_gateway(
+        endpoints=[Endpoint("left", publish="x.{channel}", deliver="y.{channel}"),
+                   Endpoint("right", publish="y.{channel}", deliver="x.{channel}")]
+    )  # fmt: skip
+    left, right = gateway.connect("left"), gateway.connect("right")
+    left.send(left.message(5, b"a", b"", b"c"), left.message(5), left.message(5, *[b"z"] * 300))
+    left.send(left.message(6, bytes(70_000)))
+    said = right.send()
+    assert shown(said)[:3] == ["message 5 a||c", "message 5 ", "message 5 " + "|".join("z" * 300)]
+    assert [len(one.parts) for one in said if isinstance(one, wire.Message)] == [3, 0, 300, 1]
+
+
+def test_window_stops_a_channel_and_consumed_opens_it(open_gateway: Opened) -> None:
+    gateway = open_gateway(window=3)
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", *[b"%d" % i for i in range(7)])
+    gateway.publish("demo.out.2", b"other")
+    assert shown(peer.send()) == ["message 1 0", "message 1 1", "message 1 2", "message 2 other"]
+    assert shown(peer.send(peer.ack(RECEIVED, 1, 2))) == []
+    assert shown(peer.send(peer.ack(CONSUMED, 1))) == ["message 1 3"]
+    assert shown(peer.send(peer.ack(CONSUMED, [1, 2]))) == ["message 1 4"]
+    assert shown(peer.send(peer.ack(CONSUMED, 1, 4))) == ["message 1 5", "message 1 6"]
+    assert not peer.closed
+
+
+def test_link_stops_when_too_much_is_outstanding(open_gateway: Opened) -> None:
+    gateway = open_gateway(window=2, max_outstanding=4)
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", *[b"%d" % i for i in range(9)])
+    gateway.publish("demo.out.2", b"behind")
+    assert shown(peer.send()) == ["message 1 0", "message 1 1"]
+    got = []
+    for i in range(2, 9):
+        got += shown(peer.send(peer.ack(CONSUMED, 1)))
+        assert not peer.closed, i
+    assert [one for one in got if "message 1" in one] == [f"message 1 {i}" for i in range(2, 9)]
+    assert "message 2 behind" in got
+
+
+@pytest.mark.parametrize(
+    ("acks", "ends"),
+    [
+        ([(CONSUMED, None), (CONSUMED, None)], False),
+        ([(CONSUMED, None)] * 3, True),
+        ([(RECEIVED, 1), (RECEIVED, 1), (CONSUMED, 1), (CONSUMED, 1)], False),
+        ([(RECEIVED, 2)], True),
+        ([(RECEIVED, 1), (RECEIVED, 0)], True),
+        ([(CONSUMED, 1), (RECEIVED, None)], True),
+        ([(COMMITTED, None)], True),
+    ],
+)
+def test_acknowledgement_counts_from_the_last_one_and_not_beyond_what_was_sent(
+    gateway: RelinkGateway, acks: list[tuple[AckType, int | None]], ends: bool
+) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"a", b"b")
+    peer.send()
+    peer.send(*[peer.ack(type, 1, number) for type, number in acks])
+    assert peer.closed is ends
+
+
+def test_too_many_channels_wait_for_idle_ones_to_close(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_channels=2)
+    peer = gateway.connect()
+    for channel in (1, 2, 3, 1):
+        gateway.publish(f"demo.out.{channel}", b"%d" % channel)
+    assert shown(peer.send()) == ["message 1 1", "message 2 2"]
+    assert shown(peer.send(peer.ack(CONSUMED, 1))) == ["close 1"]
+    assert shown(peer.send(peer.ack(CLOSED, 1))) == ["message 3 3"]
+    assert shown(peer.send(peer.ack(CONSUMED, 2))) == ["close 2"]
+    assert shown(peer.send(peer.ack(CLOSED, 2))) == ["message 1 1"]
+    assert not peer.closed
+
+
+# --- channels close and open --------------------------------------------------------------------------------
+
+
+def test_channel_is_closed_after_its_acknowledgements_and_begins_at_zero_again(
+    gateway: RelinkGateway,
+) -> None:
+    peer = gateway.connect()
+    said = peer.send(peer.message(1, b"a"), peer.message(1, b"b"), peer.op(CLOSE, 1))
+    assert shown(said) == ["consumed 1 <=1", "closed 1"]
+    assert shown(peer.send(peer.message(1, b"c"))) == ["consumed 1"]
+    assert [one.correlation for one in gateway.published()] == [0, 1, 0]
+
+
+def test_message_before_the_channel_is_known_to_be_closed_is_a_violation(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(1, b"a"))
+    peer.send(peer.op(CLOSE, 1), peer.message(1, b"b"))
+    assert peer.closed
+    assert [one[1] for one in topics(gateway)] == [b"a"]
+
+
+def test_closing_a_channel_that_is_not_open_is_answered(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    assert shown(peer.send(peer.op(CLOSE, [4, 5]))) == ["closed 4", "closed 5"]
+
+
+# --- transactions -------------------------------------------------------------------------------------------
+
+
+def test_committed_messages_appear_together_and_rolled_back_ones_never(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("demo-tx")
+    assert shown(peer.send(peer.message(1, b"a"), peer.message(1, b"b", b"b"))) == ["received 1 <=1"]
+    assert topics(gateway) == []
+    assert shown(peer.send(peer.op(COMMIT, 1, 1))) == ["consumed 1 <=1", "committed 1 <=1"]
+    assert topics(gateway) == [("demo-tx.in.1", b"a", (1,)), ("demo-tx.in.1", b"bb", (1, 1))]
+    said = peer.send(peer.message(1, b"c"), peer.op(ROLLBACK, 1), peer.message(1, b"d"), peer.op(COMMIT, 1))
+    assert shown(said) == ["consumed 1 <=3", "committed 1 <=3"]
+    assert [one[1] for one in topics(gateway)] == [b"a", b"bb", b"d"]
+    assert not peer.closed
+
+
+def test_part_of_what_was_received_may_be_committed(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("demo-tx")
+    peer.send(*[peer.message(1, b"%d" % i) for i in range(5)])
+    assert shown(peer.send(peer.op(COMMIT, 1))) == ["consumed 1", "committed 1 <=0"]
+    assert shown(peer.send(peer.op(ROLLBACK, 1, 2))) == ["consumed 1 <=2"]
+    assert shown(peer.send(peer.op(COMMIT, 1, 4))) == ["consumed 1 <=4", "committed 1 <=4"]
+    assert [one[1] for one in topics(gateway)] == [b"0", b"3", b"4"]
+
+
+@pytest.mark.parametrize("number", [2, 7, 2**32 - 1])
+def test_committing_what_was_not_sent_is_a_violation(gateway: RelinkGateway, number: int) -> None:
+    peer = gateway.connect("demo-tx")
+    peer.send(peer.message(1, b"a"), peer.message(1, b"b"), peer.op(COMMIT, 1, 1))
+    peer.send(peer.op(COMMIT, 1, number))
+    assert peer.closed
+
+
+def test_commit_of_more_than_may_be_kept_is_refused(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_uncommitted=100)
+    peer = gateway.connect("demo-tx")
+    said = peer.send(peer.message(1, bytes(60)), peer.message(1, bytes(60)), peer.op(COMMIT, 1, 1))
+    assert shown(said)[-1] == "uncommitted 1 <=1"
+    assert topics(gateway) == []
+    assert shown(peer.send(peer.message(1, b"x"), peer.op(COMMIT, 1)))[-1] == "committed 1 <=2"
+    assert len(topics(gateway)) == 1
+
+
+def test_commit_without_the_right_is_refused_and_a_plain_message_ends_the_connection(
+    open_gateway: Opened,
+) -> None:
+    key = Key(name="few", key="secret", publish=["*.in.1"], subscribe=["*.out.1"])
+    gateway = open_gateway(
+        keys=[key],
+        endpoints=[Endpoint("tx", connector_transactions=True, key="few"), Endpoint("plain", key="few")],
+    )
+    peer = gateway.connect("tx")
+    said = peer.send(peer.message(1, b"a"), peer.op(COMMIT, 1), peer.message(2, b"b"), peer.op(COMMIT, 2))
+    assert [one for one in shown(said) if "committed" in one] == ["committed 1 <=0", "uncommitted 2 <=0"]
+    plain = gateway.connect("plain")
+    gateway.publish("plain.out.1", b"yes")
+    gateway.publish("plain.out.2", b"no")
+    assert shown(plain.send(plain.message(1, b"c"))) == ["consumed 1", "message 1 yes"]
+    plain.send(plain.message(2, b"d"))
+    assert plain.closed
+    assert [one[1] for one in topics(gateway, "*.in.#")] == [b"a", b"c"]
+
+
+def test_endpoint_of_an_unknown_key_is_refused(open_gateway: Opened) -> None:
+    with pytest.raises(ValueError, match="which is unknown"):
+        open_gateway(endpoints=[Endpoint("x", key="nobody")])
+
+
+def test_deliveries_are_committed_and_what_is_not_goes_to_the_dead_letters(gateway: RelinkGateway) -> None:
+    peer = gateway.connect("demo-tx")
+    gateway.publish("demo-tx.out.1", b"a", b"b")
+    assert shown(peer.send()) == ["message 1 a", "message 1 b", "commit 1 <=1"]
+    peer.send(peer.ack(RECEIVED, 1, 1), peer.ack(CONSUMED, 1, 1), peer.ack(COMMITTED, 1, 1))
+    gateway.publish("demo-tx.out.1", b"c")
+    assert shown(peer.send()) == ["message 1 c", "commit 1 <=2"]
+    peer.send(peer.ack(CONSUMED, 1), peer.ack(UNCOMMITTED, 1, 2))
+    assert not peer.closed
+    ((topic, payload, _),) = topics(gateway, "dead.#")
+    assert (topic, payload) == ("dead.demo-tx.out.1", b"c")
+
+
+# --- resuming -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["reconnection", "restart", "kill"])
+def come_back(request: pytest.FixtureRequest) -> Callable[[Peer], Peer]:
+    """What happens to the gateway between two connections of a link."""
+
+    def again(peer: Peer) -> Peer:
+        if request.param == "restart":
+            peer.gateway.restart()
+        elif request.param == "kill":
+            peer.gateway.kill()
+        else:
+            peer.leave()
+        back = Peer(peer.gateway, peer.name, epoch=peer.epoch, link=peer.link, require=True)
+        assert (back.epoch, back.link) == (peer.epoch, peer.link)
+        return back
+
+    return again
+
+
+ComeBack = Callable[[Peer], Peer]
+
+
+def test_resumed_link_tells_what_it_has_and_sends_what_the_peer_has_not(
+    gateway: RelinkGateway, come_back: ComeBack
+) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(7, b"a"), peer.message(7, b"b"), peer.message(8, b"c"))
+    gateway.publish("demo.out.1", b"0", b"1", b"2")
+    gateway.publish("demo.out.2", b"x")
+    peer.send()
+    back = come_back(peer)
+    assert shown(back.greeting[2:]) == [
+        "received 7 <=1", "consumed 7 <=1", "received 8 <=0", "consumed 8 <=0", "resume",
+    ]  # fmt: skip
+    assert shown(back.send(back.general(PING))) == ["pong"]
+    assert shown(back.send(back.ack(RECEIVED, 1, 0), back.general(RESUME))) == [
+        "message 1 1", "message 1 2", "message 2 x",
+    ]  # fmt: skip
+    assert shown(back.send(back.message(7, b"d"))) == ["consumed 7"]
+    assert [(one.correlation, one.payload) for one in gateway.published("demo.in.7")] == [
+        (0, b"a"), (1, b"b"), (2, b"d"),
+    ]  # fmt: skip
+    gateway.publish("demo.out.2", b"y")
+    assert shown(back.send(back.general(RESUME))) == ["message 2 y"]
+
+
+def test_peer_that_has_everything_gets_only_what_is_new(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"0", b"1", b"2")
+    peer.send()
+    peer.send(peer.ack(CONSUMED, 1))
+    back = come_back(peer)
+    gateway.publish("demo.out.1", b"3")
+    back.send(back.ack(RECEIVED, 1, 2), back.ack(CONSUMED, 1, 1))
+    assert shown(back.send(back.general(RESUME))) == ["message 1 3"]
+    assert shown(back.send(back.ack(CONSUMED, 1, 3))) == []
+    assert not back.closed
+
+
+def test_peer_that_acknowledges_what_was_never_sent_is_cut_off(
+    gateway: RelinkGateway, come_back: ComeBack
+) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"0")
+    peer.send()
+    back = come_back(peer)
+    back.send(back.ack(RECEIVED, 1, 5), back.general(RESUME))
+    assert back.closed
+
+
+def test_numbers_go_on_over_many_lives(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    got: list[str] = []
+    received = 0
+    for life in range(5):
+        for i in range(3):
+            gateway.publish("demo.out.1", b"%d.%d" % (life, i))
+            gateway.publish("demo.out.2", b"other %d.%d" % (life, i))
+        messages = [one for one in shown(peer.send(peer.message(3, b"%d" % life))) if "message 1" in one]
+        got += messages[:2]  # the third is lost on its way
+        received += 2 if len(messages) > 1 else len(messages)
+        peer = come_back(peer)
+        assert f"received 3 <={life}" in shown(peer.greeting)
+        said = shown(peer.send(peer.ack(RECEIVED, 1, received - 1), peer.general(RESUME)))
+        rest = [one for one in said if "message 1" in one]
+        got += rest
+        received += len(rest)
+        peer.send(peer.ack(CONSUMED, 1, received - 1))
+        assert not peer.closed
+    assert got == [f"message 1 {life}.{i}" for life in range(5) for i in range(3)]
+    assert [one.payload for one in gateway.published("demo.in.3")] == [b"%d" % i for i in range(5)]
+
+
+def test_channel_closed_before_is_opened_anew(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(1, b"a"), peer.message(1, b"b"), peer.op(CLOSE, 1))
+    back = come_back(peer)
+    assert shown(back.greeting[2:]) == ["resume"]
+    assert shown(back.send(back.op(CLOSE, 1))) == ["closed 1"]
+    assert shown(back.send(back.general(RESUME), back.message(1, b"c"))) == ["consumed 1"]
+    assert [one.correlation for one in gateway.published()] == [0, 1, 0]
+
+
+def test_uncommitted_messages_are_kept_and_committed_later(
+    gateway: RelinkGateway, come_back: ComeBack
+) -> None:
+    peer = gateway.connect("demo-tx")
+    peer.send(peer.message(1, b"a"), peer.message(1, b"b", b"c"), peer.message(2, b"z"))
+    back = come_back(peer)
+    assert shown(back.greeting[2:]) == ["received 1 <=1", "received 2 <=0", "resume"]
+    assert topics(gateway) == []
+    assert shown(back.send(back.general(RESUME), back.op(COMMIT, 1, 1)))[-1] == "committed 1 <=1"
+    assert topics(gateway) == [("demo-tx.in.1", b"a", (1,)), ("demo-tx.in.1", b"bc", (1, 1))]
+    third = come_back(back)
+    assert shown(third.send(third.general(RESUME), third.op(ROLLBACK, 2))) == ["consumed 2"]
+    assert shown(come_back(third).greeting[2:]) == [
+        "received 1 <=1", "consumed 1 <=1", "received 2 <=0", "consumed 2 <=0", "resume",
+    ]  # fmt: skip
+    assert len(topics(gateway)) == 2
+    assert gateway.bus.notes(b"relink/kept/") == {}
+
+
+def test_commit_that_is_asked_for_again_has_the_same_outcome(
+    open_gateway: Opened, come_back: ComeBack
+) -> None:
+    gateway = open_gateway(max_uncommitted=100)
+    peer = gateway.connect("demo-tx")
+    peer.send(peer.message(1, b"a"), peer.op(COMMIT, 1))
+    peer.send(peer.message(1, bytes(200)), peer.op(COMMIT, 1))
+    peer.send(peer.message(1, b"b"), peer.op(COMMIT, 1))
+    back = come_back(peer)
+    said = back.send(back.general(RESUME), *[back.op(COMMIT, 1, i) for i in range(3)])
+    assert shown(said) == ["committed 1 <=0", "uncommitted 1 <=1", "committed 1 <=2"]
+    assert [one[1] for one in topics(gateway)] == [b"a", b"b"]
+
+
+def test_commits_without_an_answer_are_sent_again_one_by_one(
+    gateway: RelinkGateway, come_back: ComeBack
+) -> None:
+    peer = gateway.connect("demo-tx")
+    gateway.publish("demo-tx.out.1", b"a", b"b", b"c")
+    peer.send()
+    peer.send(peer.ack(CONSUMED, 1, 0), peer.ack(COMMITTED, 1, 0))
+    back = come_back(peer)
+    back.send(back.ack(RECEIVED, 1, 1))
+    said = shown(back.send(back.general(RESUME)))
+    assert said[-3:] == ["commit 1 <=1", "message 1 c", "commit 1 <=2"]
+    # The first answer may not have been written down: then it is asked for again.
+    assert said[:-3] in ([], ["commit 1 <=0"])
+
+
+def test_pongs_die_with_the_connection(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    peer.session.feed(peer.general(PING))
+    back = peer.again()
+    assert "pong" not in shown(back.greeting)
+
+
+def test_newest_connection_of_a_link_wins(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link)
+    assert back.link == peer.link
+    assert peer.closed
+    peer.leave()
+    gateway.publish("demo.out.1", b"x")
+    assert shown(back.send(back.general(RESUME))) == ["message 1 x"]
+
+
+def test_resume_on_a_new_link_and_a_second_one_are_ignored(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"x")
+    assert shown(peer.send(peer.general(RESUME), peer.general(RESUME))) == ["message 1 x"]
+
+
+def test_link_is_forgotten_after_its_grace_time(open_gateway: Opened) -> None:
+    gateway = open_gateway(grace=10)
+    peer, other = gateway.connect(), gateway.connect()
+    peer.leave()
+    gateway.now += 5 * SECOND
+    peer = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert peer.link
+    peer.leave()
+    gateway.now += 11 * SECOND
+    assert Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True).link == 0
+    assert other.send(other.general(PING))
+    assert len(gateway.bus.notes(b"relink/link/")) == 1
+
+
+def test_lost_log_is_a_new_epoch(open_gateway: Opened) -> None:
+    peer = open_gateway().connect()
+    gateway = open_gateway()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert (back.epoch != peer.epoch, back.link) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        Endpoint("other"),
+        Endpoint("demo", connector_size=5),
+        Endpoint("demo", listener_transactions=True),
+        Endpoint("demo", deliver="elsewhere.{channel}"),
+    ],
+    ids=["gone", "sizes", "transactions", "topics"],
+)
+def test_link_does_not_go_on_with_an_endpoint_that_is_another_now(
+    gateway: RelinkGateway, endpoint: Endpoint
+) -> None:
+    peer = gateway.connect()
+    gateway.endpoints = [endpoint]
+    gateway.restart()
+    assert gateway.shared.epoch == peer.epoch
+    assert gateway.shared.link(peer.link) is None
+    assert gateway.bus.notes(b"relink/link/") == {}
+
+
+def test_sequence_numbers_wrap(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(7, b"a"))
+    gateway.publish("demo.out.1", b"0")
+    peer.send()
+    peer.send(peer.ack(CONSUMED, 1))
+    peer.leave()
+    # As if 2^32 - 2 more had gone each way.
+    key = b"relink/since/%016x" % peer.link
+    note = bytearray(gateway.bus.notes()[key])
+    entries = note.index(struct.pack("<cBxxIQ", b"i", 0, 0, 7)) + 16
+    struct.pack_into("<QQ", note, entries, 2**32 - 2, 2**32 - 2)
+    entries = note.index(struct.pack("<cBxxIQ", b"o", 0, 0, 1)) + 16
+    struct.pack_into("<QQ", note, entries, 2**32 - 2, 2**32 - 2)
+    gateway.bus.note(key, bytes(note))
+    gateway.restart()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert shown(back.greeting)[-3:] == [f"received 7 <={2**32 - 3}", f"consumed 7 <={2**32 - 3}", "resume"]
+    back.send(back.general(RESUME))
+    assert shown(back.send(*[back.message(7, b"x")] * 4)) == ["consumed 7 <=1"]
+    gateway.publish("demo.out.1", *[b"%d" % i for i in range(5)])
+    assert len(back.send()) == 5
+    assert shown(back.send(back.ack(RECEIVED, 1, 2**32 - 1), back.ack(CONSUMED, 1, 1))) == []
+    assert not back.closed
+    assert [one.correlation for one in gateway.published("demo.in.7")][1:] == [2**32 - 2, 2**32 - 1, 0, 1]
+    third = back.again(require=True)
+    assert "consumed 7 <=1" in shown(third.greeting)
+    assert shown(third.send(third.ack(RECEIVED, 1, 1), third.general(RESUME))) == ["message 1 4"]
+
+
+# --- ends ---------------------------------------------------------------------------------------------------
+
+
+def test_shutdown_of_both_ends_the_link(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"x")
+    peer.send(peer.message(1, b"a"))
+    assert shown(peer.send(peer.general(SHUTDOWN), peer.op(CLOSE, 1))) == ["closed 1"]
+    gateway.publish("demo.out.2", b"late")
+    assert shown(peer.send(peer.ack(CONSUMED, 1))) == ["close 1"]
+    assert shown(peer.send(peer.ack(CLOSED, 1))) == ["shutdown"]
+    assert peer.closed
+    peer.leave()
+    assert Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True).link == 0
+    assert gateway.bus.notes(b"relink/link/") == {}
+
+
+def test_open_channels_go_on_after_a_shutdown_and_new_ones_do_not(gateway: RelinkGateway) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(1, b"a"))
+    assert shown(peer.send(peer.general(SHUTDOWN))) == ["shutdown"]
+    assert shown(peer.send(peer.general(SHUTDOWN), peer.message(1, b"b"))) == ["consumed 1"]
+    assert not peer.closed
+    peer.send(peer.message(2, b"c"))
+    assert peer.closed
+
+
+def test_shutdown_is_remembered_over_reconnections(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"x")
+    peer.send(peer.message(1, b"a"))
+    peer.send(peer.general(SHUTDOWN))
+    back = come_back(peer)
+    assert shown(back.send(back.ack(CONSUMED, 1, 0), back.general(RESUME))) == ["close 1"]
+    third = come_back(back)
+    assert shown(third.send(third.ack(CONSUMED, 1, 0), third.general(RESUME))) == ["close 1"]
+    assert shown(third.send(third.ack(CLOSED, 1), third.op(CLOSE, 1))) == ["shutdown", "closed 1"]
+    assert third.closed
+
+
+def test_silent_peer_is_pinged_and_then_cut_off(open_gateway: Opened) -> None:
+    gateway = open_gateway(ping_interval=10, ping_timeout=5)
+    peer = gateway.connect()
+    assert peer.session.elapse(gateway.now + 9 * SECOND) == b""
+    assert shown(peer.decoder.feed(peer.session.elapse(gateway.now + 11 * SECOND))) == ["ping"]
+    gateway.now += 12 * SECOND
+    peer.send(peer.general(PONG))
+    assert peer.session.elapse(gateway.now + 8 * SECOND) == b""
+    peer.session.elapse(gateway.now + 11 * SECOND)
+    peer.session.elapse(gateway.now + 17 * SECOND)
+    assert peer.closed
+
+
+def test_full_log_stops_reading_and_then_ends_the_connection_with_nothing_taken_twice(
+    open_gateway: Opened,
+) -> None:
+    gateway = open_gateway(log={"segment_bytes": 1 << 16, "retention_bytes": 5 << 16}, block_timeout=5)
+    gateway.log.hold("sink", 0)
+    peer = gateway.connect()
+    stream = b"".join([peer.message([1, 2], b"%06d" % i, bytes(500)) for i in range(400)])
+    said = shown(peer.send(stream))
+    while gateway.log.full is None:  # until no more segments can be prepared
+        assert peer.session.blocked
+        time.sleep(0.002)
+        gateway.log.on_event(gateway.now)
+        said += shown(peer.send())
+    said += shown(peer.send())
+    assert peer.session.blocked
+    assert peer.session.waits_space
+    there = gateway.published("demo.in.*")
+    gateway.now += 6 * SECOND
+    peer.send()
+    assert peer.closed
+    gateway.log.sync_now()
+    peer.leave()
+    for channel in (1, 2):
+        numbers = [one.correlation for one in there if one.topic == b"demo.in.%d" % channel]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > 20
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    counted = {one.topic: one.correlation for one in there}
+    assert f"received 1 <={counted[b'demo.in.1']}" in shown(back.greeting)
+    assert f"received 2 <={counted[b'demo.in.2']}" in shown(back.greeting)
+
+
+# --- killed in the middle of a batch ------------------------------------------------------------------------
+
+HEAD = struct.Struct("<BBxxIQQQII")
+RUN = struct.Struct("<QQQ")
+ENTRY = struct.Struct("<cBxxIQQQQ")
+
+
+def intent(
+    gateway: RelinkGateway, link: int, channel: int, start: int, count: int, outcomes: bytes = b""
+) -> None:
+    """What the log has when a kill comes between the intent of a batch and its messages."""
+    key = b"relink/link/%016x" % link
+    generation = HEAD.unpack_from(gateway.bus.notes()[key])[2]
+    head = HEAD.pack(1, 0, generation, gateway.log.appended, gateway.log.appended, 9, 1, 1)
+    after = start + count
+    entry = ENTRY.pack(b"i", 0, len(outcomes) // 8, channel, after, after, 0) + outcomes
+    gateway.bus.note(b"relink/since/%016x" % link, head + RUN.pack(channel, start, count) + entry)
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_messages_of_an_intent_that_are_not_in_the_log_were_not_received(
+    gateway: RelinkGateway, done: int
+) -> None:
+    peer = gateway.connect()
+    peer.send(peer.message(7, b"first"))
+    intent(gateway, peer.link, 7, 1, 3)
+    gateway.publish("demo.in.7", *[b"%d" % i for i in range(done)])
+    gateway.kill()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert shown(back.greeting[2:]) == [f"received 7 <={done}", f"consumed 7 <={done}", "resume"]
+    gateway.publish("other", b"x", b"y", b"z")
+    gateway.kill()
+    back = Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True)
+    assert shown(back.greeting[2:]) == [f"received 7 <={done}", f"consumed 7 <={done}", "resume"]
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_commit_that_was_begun_is_finished(gateway: RelinkGateway, done: int) -> None:
+    peer = gateway.connect("demo-tx")
+    peer.send(*[peer.message(1, b"%d" % i, b"") for i in range(3)], peer.message(1, b"later"))
+    intent(gateway, peer.link, 1, 0, 3, struct.pack("<Q", 3 << 1 | 1))
+    gateway.publish("demo-tx.in.1", *[b"%d" % i for i in range(done)], parts=(1, 0))
+    for _ in range(2):
+        gateway.kill()
+        back = Peer(gateway, "demo-tx", epoch=peer.epoch, link=peer.link, require=True)
+        assert shown(back.greeting[2:]) == ["received 1 <=3", "consumed 1 <=2", "resume"]
+        assert topics(gateway) == [("demo-tx.in.1", b"%d" % i, (1, 0)) for i in range(3)]
+        assert shown(back.send(back.general(RESUME), back.op(COMMIT, 1, 2))) == ["committed 1 <=2"]
+        back.leave()
+    back = Peer(gateway, "demo-tx", epoch=peer.epoch, link=peer.link, require=True)
+    back.send(back.general(RESUME), back.op(COMMIT, 1))
+    assert [one[1] for one in topics(gateway)] == [b"0", b"1", b"2", b"later"]
+    assert gateway.bus.notes(b"relink/kept/") == {}
+
+
+def test_many_channels_are_checkpointed_and_come_back(gateway: RelinkGateway, come_back: ComeBack) -> None:
+    peer = gateway.connect()
+    for turn in range(3):
+        for channel in range(200):
+            peer.send(peer.message(channel, b"%d" % turn))
+    for channel in range(100):
+        gateway.publish(f"demo.out.{channel}", b"a", b"b")
+    peer.send()
+    peer.send(*[peer.ack(CONSUMED, channel) for channel in range(100)])
+    back = come_back(peer)
+    assert set(shown(back.greeting[2:])) == {
+        "resume",
+        *[f"{what} {channel} <=2" for channel in range(200) for what in ("received", "consumed")],
+    }
+    back.send(*[back.ack(RECEIVED, channel, 0) for channel in range(100)])
+    assert sorted(shown(back.send(back.general(RESUME)))) == sorted(f"message {i} b" for i in range(100))
+
+
+def test_full_log_in_the_middle_of_a_commit_finishes_it_later(open_gateway: Opened) -> None:
+    gateway = open_gateway(log={"segment_bytes": 1 << 16, "retention_bytes": 5 << 16}, block_timeout=5)
+    peer = gateway.connect("demo-tx")
+    gateway.log.hold("sink", 0)
+    sent = 0
+    answers: list[str] = []
+    while not peer.session.blocked:
+        answers += shown(peer.send(*[peer.message(1, b"%d" % (sent + i), bytes(900)) for i in range(8)]))
+        sent += 8
+        if not peer.session.blocked:
+            answers += shown(peer.send(peer.op(COMMIT, 1, sent - 1)))
+    gateway.now += 60 * SECOND
+    gateway.log.release("sink")
+    while peer.session.blocked:
+        time.sleep(0.002)
+        gateway.log.on_event(gateway.now)
+        answers += shown(peer.send())
+    assert not peer.closed
+    expected: list[int] = []
+    before = 0
+    for answer in answers:
+        what, _, number = answer.partition(" 1 <=")
+        if what in ("committed", "uncommitted"):
+            after = int(number) + 1
+            expected += range(before, after) if what == "committed" else ()
+            before = after
+    # Retention may have taken the first ones, once it was let.
+    there = [int(one.payload.rstrip(b"\0")) for one in gateway.published("demo-tx.in.1")]
+    assert len(there) > 20
+    assert there == expected[-len(there) :]
