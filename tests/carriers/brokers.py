@@ -125,6 +125,7 @@ class Rabbit(Broker):
             "RABBITMQ_CONF_ENV_FILE": f"{place}/none",
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be told to end, whatever it believes to be alive
         }
 
     def stop(self) -> None:

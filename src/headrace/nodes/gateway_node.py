@@ -47,7 +47,9 @@ class GatewayNode:
     ) -> None:
         self.name = node_name(config)
         self.uuid = node_uuid(bus)
-        self.registry = Registry(bus, clock)
+        # Where nobody can be a node, nobody is listened for.
+        nodes = bool(config.listen.zeroctl.bind or config.carriers or config.zeroctl.heartbeat_interval)
+        self.registry = Registry(bus, clock, listen=nodes)
         self.services = Services(bus, self.name, self.uuid, config.services, schedule)
         self._bus = bus
         self._clock = clock
@@ -64,6 +66,7 @@ class GatewayNode:
         if config.zeroctl.heartbeat_interval != self._interval:
             self._interval = config.zeroctl.heartbeat_interval
             self._next = 0.0
+            self.registry.listen()
 
     def tick(self) -> None:
         """Sends the heartbeat if it is due, and forgets nodes that were not heard in time."""

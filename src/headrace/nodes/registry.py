@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace import limits
-from headrace.bus import Bus, Received
+from headrace.bus import Bus, Member, Received
 from headrace.nodes.headers import unix_seconds
 from headrace.nodes.signatures import BadPacking, public_key, verify
 from headrace.wire.zeroctl import unescape
@@ -52,16 +52,24 @@ class NodeEntry:
 class Registry:
     """Who was heard within their time to live."""
 
-    def __init__(self, bus: Bus, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, bus: Bus, clock: Callable[[], float] = time.time, *, listen: bool = True) -> None:
+        self._bus = bus
         self._clock = clock
         self._nodes: dict[str, NodeEntry] = {}
         self.ignored = 0  # heartbeats that say nothing, or came when there were too many nodes
-        subscription = bus.subscribe(NODES)
-        self._member = subscription.join(None, -1, 0)  # it is asked whenever somebody wants to know
+        self._member: Member | None = None
+        if listen:
+            self.listen()
+
+    def listen(self) -> None:
+        """Hears heartbeats from now on."""
+        if self._member is None:
+            # Nobody is woken: it is asked whenever somebody wants to know.
+            self._member = self._bus.subscribe(NODES).join(None, -1, 0)
 
     def catch_up(self) -> None:
         """Takes in what has arrived."""
-        while (received := self._member.receive()) is not None:
+        while self._member is not None and (received := self._member.receive()) is not None:
             if not self._take(received):
                 self.ignored += 1
 
