@@ -201,7 +201,6 @@ class RelinkSpeaker:
         self.gauges = self._shared.gauges
         self.session = self._shared.session
         self.counters = self._shared.counters
-        self.gauges = self._shared.gauges
         self.configure(config)
 
     def configure(self, config: Config) -> None:
