@@ -219,6 +219,8 @@ cdef class Subscription:
     cdef public int64_t deadline_us     # how long a member may have one; 0: until its redelivery is due
     cdef public uint32_t keep_finished  # of so many that were finished it is remembered how
     cdef bint paused_                   # nothing is handed out
+    cdef public object on_finished      # None, or called with a message's protocol, headers, and whether it was completed,
+                                        # when one that a member was given is completed or given up
     # what was finished, a ring of the newest
     cdef Finished* finished
     cdef uint32_t finished_first

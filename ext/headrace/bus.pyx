@@ -1281,10 +1281,15 @@ cdef class Subscription:
 
     cdef int finish(self, Flight* flight, uint8_t outcome) except -1:
         """It needs no more deliveries. settle() has to follow."""
+        cdef View view
         self.give_back(flight)
         flight.done = True
         self.open_flights -= 1
-        return self.remember(flight.offset, flight.deliveries, outcome)
+        self.remember(flight.offset, flight.deliveries, outcome)
+        if self.on_finished is not None and (outcome == OUT_COMPLETED or outcome == OUT_FAILED):
+            view_record(self.record_of(flight), &view)
+            self.on_finished(view.record.protocol, view.headers[:view.headers_len], outcome == OUT_COMPLETED)
+        return 0
 
     cdef int remember(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1:
         """Has the log told that a message needs no more deliveries."""
@@ -2096,6 +2101,11 @@ cdef class Bus(Keeper):
     def forget(self, bytes key not None, now=None):
         """Keeps nothing under a key any more; the lsn from which on that is safe, or 0 where there was nothing."""
         return self.drop_note(key, hr_now_us() if now is None else now)
+
+    def noted(self, bytes key not None):
+        """The value under a key, or None."""
+        cdef Note note = self.kept_notes.get(key)
+        return None if note is None else note.value
 
     def notes(self, bytes prefix=b""):
         """Every key that begins so, with its value."""

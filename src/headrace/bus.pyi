@@ -276,6 +276,9 @@ class Bus:
     def forget(self, key: bytes, now: int | None = None) -> int:
         """Keeps nothing under a key any more; the lsn from which on that is safe, or 0 where there was nothing."""
 
+    def noted(self, key: bytes) -> bytes | None:
+        """The value under a key, or None."""
+
     def notes(self, prefix: bytes = b"") -> dict[bytes, bytes]:
         """Every key that begins so, with its value."""
 

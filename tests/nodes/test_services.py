@@ -136,7 +136,7 @@ def test_finished_job_is_told_to_who_asked_once(gateway: Gateway) -> None:
 
 
 def test_queue_of_this_process_reports_with_the_header_of_the_job(gateway: Gateway) -> None:
-    gateway.services.will_report("queue.bulk.jobs")
+    gateway.services.told_here = lambda topic: topic == "queue.bulk.jobs"
     gateway.ask("service.jobs", on_start="reply.s", on_finish="reply.f")
     gateway.run()
     ((answer, _),) = gateway.seen("reply.s")

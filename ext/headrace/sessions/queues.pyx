@@ -16,6 +16,7 @@ from headrace.bus cimport OVERHOP, Bus, Subscription
 
 from headrace.errors import BusError, HeadraceError, LogError
 from headrace.limits import OVERHOP_QUEUE_ACTIVE, OVERHOP_QUEUE_NAME_BYTES, OVERHOP_QUEUE_OPEN
+from headrace.trie import matches
 
 cdef bytes NOTE = b"queue."
 SYSTEM_QUEUE = "_system"
@@ -144,6 +145,20 @@ cdef class Queues:
         queue.subscription.deadline_us = self.deadline_us
         queue.subscription.keep_finished = self.keep_finished
         queue.subscription.pause(queue.paused)
+        queue.subscription.on_finished = self.on_finished
+
+    def report_to(self, on_finished):
+        """Has a callable told of every job that is completed or given up: its protocol, its headers, and whether it was
+        completed."""
+        cdef Queue queue
+        self.on_finished = on_finished
+        for queue in self.by_label.values():
+            queue.subscription.on_finished = on_finished
+
+    def takes(self, str topic not None):
+        """Whether what is published to a topic is a job of some queue."""
+        cdef Queue queue
+        return any([matches(queue.filter, topic) for queue in self.by_label.values()])
 
     def _make(self, name, filter, concurrency_limit, allow_job_overrides, now):
         told = {

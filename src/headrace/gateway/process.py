@@ -28,7 +28,14 @@ from headrace.connection import Service, Switchboard
 from headrace.errors import HeadraceError, LogError
 from headrace.gateway.drops import Drops
 from headrace.gateway.listeners import ConnectionEvents, Listener, Tls, open_sockets
-from headrace.gateway.protocols import QUIC_SPEAKERS, SPEAKERS, FelixSpeaker, Speaker, ZeroctlSpeaker
+from headrace.gateway.protocols import (
+    QUIC_SPEAKERS,
+    SPEAKERS,
+    FelixSpeaker,
+    OverhopSpeaker,
+    Speaker,
+    ZeroctlSpeaker,
+)
 from headrace.gateway.quic import QuicListener, QuicTls, open_udp
 from headrace.gateway.systemd import Notifier, PassedSockets
 from headrace.log import Log
@@ -263,6 +270,10 @@ class Gateway:
             )
             if isinstance(speaker, ZeroctlSpeaker):
                 speaker.attach(self._node, config)
+            if isinstance(speaker, OverhopSpeaker):
+                services = self._node.services
+                services.told_here = speaker.queues.takes
+                speaker.queues.report_to(services.on_job)
             service = Service(
                 name,
                 speaker.session,

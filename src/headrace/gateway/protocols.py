@@ -143,7 +143,7 @@ class OverhopSpeaker:
 
     def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
         listen = config.listen.overhop
-        queues = Queues(
+        queues = self.queues = Queues(
             bus, deadline=listen.job_deadline, keep_finished=listen.finished_jobs, most=limits.OVERHOP_QUEUES
         )
         for queue in config.queues:

@@ -39,7 +39,6 @@ class Service:
         self.config = config
         self.requests: Member
         self.reports: Member | None = None
-        self.reported_here = False  # somebody in this process calls finished()
 
 
 class Services:
@@ -62,6 +61,8 @@ class Services:
         self.accepted = 0
         self.refused = 0
         self.done = 0
+        self.told_here: Callable[[str], bool] = lambda topic: False
+        """Whether somebody in this process calls finished() for the jobs of a topic."""
         self._services = [Service(one) for one in services]
         for service in self._services:
             name = service.config.name
@@ -85,11 +86,14 @@ class Services:
             for service in self._services
         }
 
-    def will_report(self, topic: str) -> None:
-        """Somebody in this process will call finished() for the jobs of this topic."""
-        for service in self._services:
-            if service.config.topic == topic:
-                service.reported_here = True
+    def on_job(self, protocol: int, header: bytes, completed: bool) -> None:
+        """A queue's job was completed or given up; most of them are not of services."""
+        if protocol != ZEROCTL or not self._services or b'"task-id"' not in header:
+            return
+        try:
+            self.finished(header, ok=completed)
+        except (LogError, BusError) as error:
+            log.limited("service.not_told", reason=str(error))
 
     # --- work -----------------------------------------------------------------------------------------------
 
@@ -135,7 +139,7 @@ class Services:
                 self._answer(on_start, fields, {"nak": 1, "reason": wrong})
             return
         task = self._task_name(fields, request.offset)
-        can_tell = service.reports is not None or service.reported_here
+        can_tell = service.reports is not None or self.told_here(service.config.topic)
         job = {key: value for key, value in fields.items() if not key.startswith("_transport-")}
         job["task-id"] = task
         if on_finish and service.reports is not None:
@@ -173,6 +177,8 @@ class Services:
         on_finish, task = path(fields, "on-finish"), fields.get("task-id")
         if not on_finish or not isinstance(task, str):
             return False
+        if self._bus.noted(TASK_NOTE + task.encode("utf-8", "replace")) is not None:
+            return False  # the service's `finished` topic will tell
         self._finish(on_finish, fields, task, ok, reason, result)
         return True
 
@@ -193,7 +199,7 @@ class Services:
         if not isinstance(task, str):
             return
         key = TASK_NOTE + task.encode("utf-8", "replace")
-        kept = self._bus.notes(key).get(key)
+        kept = self._bus.noted(key)
         if kept is None:  # reported before, or nobody asked
             return
         asked = json.loads(kept)

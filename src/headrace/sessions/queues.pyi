@@ -1,6 +1,6 @@
 """Queues of jobs on the bus: a queue is a durable queue subscription bound to a filter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headrace.bus import Bus, Subscription
 from headrace.errors import HeadraceError
@@ -73,6 +73,13 @@ class Queues:
 
     @property
     def bus(self) -> Bus: ...
+    def report_to(self, on_finished: Callable[[int, bytes, bool], None]) -> None:
+        """Has a callable told of every job that is completed or given up: its protocol, its headers, and whether it
+        was completed."""
+
+    def takes(self, topic: str) -> bool:
+        """Whether what is published to a topic is a job of some queue."""
+
     def configure(
         self,
         name: str,

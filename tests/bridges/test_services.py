@@ -1,0 +1,75 @@
+"""A zeroctl service whose requests are jobs of an Overhop queue: both sides with their real clients."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.clients.overhop import OverhopClient
+from headrace.clients.zeroctl import RequestRefused, ZeroctlClient
+from tests.gateway.gateways import GatewayProcess
+
+CONFIG = """
+[[queues]]
+name = "mail"
+
+[[services]]
+name = "mailer"
+key = "service.mail.#"
+topic = "queue.mail.jobs"
+
+[[services]]
+name = "void"
+key = "service.void"
+topic = "nobody.works.here"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "headrace.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def gateway_of(config: Path) -> GatewayProcess:
+    return GatewayProcess(
+        config.parent / "data",
+        "listen.zeroctl.bind=127.0.0.1:0",
+        "log.segment_bytes=16MiB",
+        "log.retention_bytes=128MiB",
+        "bus.max_deliveries=1",
+        config=config,
+    )
+
+
+def test_request_is_told_when_a_worker_has_done_its_job_and_when_it_failed(config: Path) -> None:
+    async def talk(gateway: GatewayProcess) -> None:
+        asker = ZeroctlClient(gateway.places["zeroctl"], key="dev-key", node="asker")
+        worker = OverhopClient(gateway.places["overhop"])
+        async with asker, worker, worker.work("mail", credits=1) as jobs:
+            good = await asker.request("service.mail.bulk", b"good")
+            job = await anext(jobs)
+            assert job.payload == b"good"
+            await job.done()
+            finished = await good.finished()
+            assert finished.headers["ack"] == 1
+            assert finished.headers["task-id"] == good.id
+
+            bad = await asker.request("service.mail.bulk", b"bad")
+            await (await anext(jobs)).fail("no such address")
+            with pytest.raises(RequestRefused, match="failed"):
+                await bad.finished()
+
+    with gateway_of(config) as gateway:
+        asyncio.run(talk(gateway))
+
+
+def test_who_cannot_be_told_is_told_so(config: Path) -> None:
+    async def talk(gateway: GatewayProcess) -> None:
+        async with ZeroctlClient(gateway.places["zeroctl"], key="dev-key", node="asker") as asker:
+            task = await asker.request("service.void", b"x")
+            assert not task.will_finish
+
+    with gateway_of(config) as gateway:
+        asyncio.run(talk(gateway))
