@@ -1,6 +1,7 @@
 """From the wire to a table in Spark, with everything killed on the way: each acknowledged message is there once,
 byte for byte."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,11 +17,23 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
+from headrace.clients.face import Server, Wish
+from headrace.clients.protocols import CLIENTS
+from headrace.errors import HeadraceError
 from tests.gateway.gateways import MAIN, SMALL, GatewayProcess, Peer
 
 PATIENCE = 120.0
 SETS = ("node.name=edge", "drop.roll_seconds=0.3", "log.retention_bytes=64MiB", "log.segment_bytes=1MiB")
 TOPICS = ("plant.a.temperature", "plant.b.temperature", "orders")
+MORE_SETS = ('queues=[{name="plant"}]', "listen.zeroctl.bind=127.0.0.1:0")
+# What the other protocols call an address, and the topic that it is.
+OTHERS = {
+    "felix": ("plant/c/temperature", "plant.c.temperature"),
+    "overhop": ("plant", "queue.plant.jobs"),
+    "relink": ("demo/7", "demo.in.7"),
+    "zeroctl": ("event.plant.temperature", "event.plant.temperature"),
+}
+ANSWER_SECONDS = 5.0  # then a gateway is taken for gone
 
 
 class Publisher:
@@ -66,6 +79,62 @@ class Publisher:
             finally:
                 if peer is not None:
                     peer.close()
+
+
+class OtherPublishers:
+    """The same through each of the other protocols' clients, a few messages at a time: these are acknowledged when the
+    client has said goodbye."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[str, bytes]] = []
+        self.uncertain: list[tuple[str, bytes]] = []
+        self.said = Counter[str]()
+        self._gateway: GatewayProcess | None = None
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(protocol,)) for protocol in OTHERS]
+        for thread in self._threads:
+            thread.start()
+
+    def go_on_with(self, gateway: GatewayProcess) -> None:
+        self._gateway = gateway
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def until(self, each: int) -> None:
+        """Until every protocol has had so many acknowledged since now."""
+        before = self.said.copy()
+        until(lambda: all(self.said[protocol] - before[protocol] >= each for protocol in OTHERS))
+
+    def _run(self, protocol: str) -> None:
+        address, topic = OTHERS[protocol]
+        number = 0
+        while not self._ended.is_set():
+            gateway = self._gateway
+            if gateway is None:
+                time.sleep(0.01)
+                continue
+            payloads = [b"%s %d " % (protocol.encode(), number + i) + os.urandom(50) for i in range(10)]
+            number += len(payloads)
+            messages = [(topic, payload) for payload in payloads]
+            try:
+                asyncio.run(self._publish(protocol, gateway.places[protocol], address, payloads))
+            except (OSError, HeadraceError, TimeoutError):
+                self.uncertain += messages
+                time.sleep(0.05)
+            else:
+                self.acknowledged += messages
+                self.said[protocol] += len(messages)
+
+    async def _publish(self, protocol: str, at: str, address: str, payloads: list[bytes]) -> None:
+        server = Server(at, "dev-key", None, ANSWER_SECONDS)
+        async with (
+            asyncio.timeout(2 * ANSWER_SECONDS),
+            CLIENTS[protocol].publisher(server, Wish(address, qos=1)) as publisher,
+        ):
+            await publisher.publish(payloads)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -121,27 +190,33 @@ def taken(table: Path) -> int:
 def test_every_acknowledged_message_is_in_the_table_once_whatever_is_killed(tmp_path: Path) -> None:
     data, table = tmp_path / "data", tmp_path / "table"
     ingest = ("spark", "ingest", str(data / "drop"), str(table), "--every", "200ms", "--quiet")
-    publisher = Publisher()
+    publisher, others = Publisher(), OtherPublishers()
     try:
-        with GatewayProcess(data, *SETS) as gateway:
+        with GatewayProcess(data, *SETS, *MORE_SETS) as gateway:
             publisher.go_on_with(gateway)
+            others.go_on_with(gateway)
+            others.until(20)
             publisher.until(300)
             until_more_files(data / "drop")
             with command(*ingest):
                 publisher.until(600)
                 gateway.kill()  # with its sink, in the middle of a file
-                with GatewayProcess(data, *SETS) as second:
+                with GatewayProcess(data, *SETS, *MORE_SETS) as second:
                     publisher.go_on_with(second)
+                    others.go_on_with(second)
+                    others.until(20)
                     publisher.until(1200)
                     until(lambda: taken(table) > 300)
             # The query was killed; the third gateway leaves the drop to a process of its own.
-        with GatewayProcess(data, *SETS, "drop.run=false") as third:
+        with GatewayProcess(data, *SETS, *MORE_SETS, "drop.run=false") as third:
             publisher.go_on_with(third)
+            others.go_on_with(third)
+            others.until(20)
             sink = (
                 "sink",
                 "--data",
                 str(data),
-                *(word for one in (*SMALL, *SETS) for word in ("--set", one)),
+                *(word for one in (*SMALL, *SETS, *MORE_SETS) for word in ("--set", one)),
             )
             with command(*sink):
                 publisher.until(1800)
@@ -151,22 +226,26 @@ def test_every_acknowledged_message_is_in_the_table_once_whatever_is_killed(tmp_
             with command(*sink) as last, command(*ingest):
                 until_more_files(data / "drop")
                 publisher.end()
+                others.end()
                 assert third.stop() == 0
                 last.send_signal(signal.SIGTERM)
                 assert last.wait(PATIENCE) == 0
-                until(lambda: taken(table) >= len(publisher.acknowledged))
+                until(lambda: taken(table) >= len(publisher.acknowledged) + len(others.acknowledged))
         with command(*ingest, "--once") as end:
             assert end.wait(PATIENCE) == 0
     finally:
         publisher.end()
+        others.end()
 
     rows = rows_of(table).to_pylist()
     places = Counter((row["node"], row["log"], row["offset"]) for row in rows)
     assert [place for place, count in places.items() if count > 1] == []
     assert {place[0] for place in places} == {"edge"}
     found = Counter((row["topic"], row["payload"]) for row in rows)
-    assert [message for message in publisher.acknowledged if found[message] != 1] == []
+    acknowledged = [*publisher.acknowledged, *others.acknowledged]
+    assert [message for message in acknowledged if found[message] != 1] == []
+    assert {topic for topic, _ in acknowledged} == {*TOPICS, *(topic for _, topic in OTHERS.values())}
     # Every one has its own bytes: nothing else is there but what was under way when a gateway was killed.
-    assert found.keys() - set(publisher.acknowledged) <= set(publisher.uncertain)
+    assert found.keys() - set(acknowledged) <= {*publisher.uncertain, *others.uncertain}
     offsets = sorted(place[2] for place in places)
     assert offsets == list(range(len(offsets)))
