@@ -132,12 +132,8 @@ def allow_files(needed: int) -> None:
 
 
 def spoken(config: Config) -> list[ProtocolName]:
-    """The protocols that are to be listened for and that this version speaks."""
-    return [
-        name
-        for name in PROTOCOLS
-        if config.listen.of(name).bind and (name in SPEAKERS or name in QUIC_SPEAKERS)
-    ]
+    """The protocols that are to be listened for."""
+    return [name for name in PROTOCOLS if config.listen.of(name).bind]
 
 
 def merge(running: Config, wanted: Config, keys: list[str]) -> Config:
@@ -236,9 +232,6 @@ class Gateway:
             self._listeners[name] = Listener(name, sockets, tls)
         self._passed.close_rest()
         await self._admin_listener.start(await self._admin.start(), ADMIN_BACKLOG)
-        for name in PROTOCOLS:
-            if config.listen.of(name).bind and name not in spoken(config):
-                log.info("protocol.unavailable", protocol=name, reason="this version does not speak it")
 
         # Recovery reads the whole log; the web side answers meanwhile.
         bus = await asyncio.to_thread(self._open_bus)
