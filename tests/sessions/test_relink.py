@@ -865,3 +865,13 @@ def test_full_log_in_the_middle_of_a_commit_finishes_it_later(open_gateway: Open
     there = [int(one.payload.rstrip(b"\0")) for one in gateway.published("demo-tx.in.1")]
     assert len(there) > 20
     assert there == expected[-len(there) :]
+
+
+def test_closes_of_many_channels_in_one_read_take_each_its_own_time_only(gateway: RelinkGateway) -> None:
+    # None of the answers has left before the last close: looking through all of them for each would not end.
+    peer = gateway.connect()
+    peer.session.high_water = 1 << 30
+    said = peer.send(*[peer.op(CLOSE, channel) for channel in range(200_000)])
+    assert len(said) == 200_000
+    assert shown(said[:2] + said[-1:]) == ["closed 0", "closed 1", "closed 199999"]
+    assert not peer.closed

@@ -250,6 +250,7 @@ cdef class RelinkSession(Session):
     cdef list kept_entries              # of the batch's uncommitted messages
     cdef Py_ssize_t kept_at
     cdef list touched                   # InChannels of this batch
+    cdef Py_ssize_t closing_room        # with more of these it is looked which can be forgotten
     cdef dict closing_ids               # channel -> position in the output behind its closed acknowledgement
     cdef list committing                # OutChannels that got messages in this delivery
 

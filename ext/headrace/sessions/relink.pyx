@@ -62,6 +62,7 @@ cdef enum:
     RECENT = 64             # changed channels that are noted one by one before all of them are
     LARGEST_ACK = 24        # bytes of an operation or acknowledgement of one channel
     OUTCOMES = 256          # changes between committed and not that a channel remembers, for a peer that asks again
+    CLOSING = 1024          # closed channels that are looked through for those whose peers can have seen it
     ACKED = 4096            # acknowledgements of the peer that may wait for the next note
     SWEEP_US = 1_000_000    # how often links are looked through for those that nobody came back to
     NOTE_ROOM = 128         # bytes of a note beside its value, at most
@@ -792,6 +793,7 @@ cdef class RelinkSession(Session):
         self.touched = []
         self.committing = []
         self.closing_ids = {}
+        self.closing_room = CLOSING
         memset(&self.message, 0, sizeof(Message))
         self.message.protocol = RELINK
 
@@ -971,6 +973,8 @@ cdef class RelinkSession(Session):
                 ahead += used
                 self.shared.batch[count].end = ahead
                 count += 1
+                if self.shared.batch[count - 1].packet.format == OPERATION and self.shared.batch[count - 1].packet.type == CLOSE:
+                    break               # plan() goes no further: what follows would be read once more for each
             if count:
                 go = self.plan(count, now)
                 while done < go:
@@ -1499,8 +1503,10 @@ cdef class RelinkSession(Session):
         self.out.commit(write_plain(
             self.out.reserve(LARGEST_ACK), ACKNOWLEDGEMENT, CLOSED, id, link.endpoint.connector_size))
         self.closing_ids[id] = self.out.taken + <uint64_t>self.out.size
-        if len(self.closing_ids) > 1024:
+        if len(self.closing_ids) > self.closing_room:
+            # Not before there are twice as many: none of them has to have left by then.
             self.closing_ids = {one: end for one, end in self.closing_ids.items() if end > self.out.taken}
+            self.closing_room = max(CLOSING, 2 * len(self.closing_ids))
         return self.consider_shutdown(now)
 
     # --- acknowledgements of the peer ----------------------------------------------------------------------------------
