@@ -382,7 +382,7 @@ def test_committing_what_was_not_sent_is_a_violation(gateway: RelinkGateway, num
 
 
 def test_commit_of_more_than_may_be_kept_is_refused(open_gateway: Opened) -> None:
-    gateway = open_gateway(max_uncommitted=100)
+    gateway = open_gateway(max_uncommitted=400)
     peer = gateway.connect("demo-tx")
     said = peer.send(peer.message(1, bytes(60)), peer.message(1, bytes(60)), peer.op(COMMIT, 1, 1))
     assert shown(said)[-1] == "uncommitted 1 <=1"
@@ -556,7 +556,7 @@ def test_uncommitted_messages_are_kept_and_committed_later(
 def test_commit_that_is_asked_for_again_has_the_same_outcome(
     open_gateway: Opened, come_back: ComeBack
 ) -> None:
-    gateway = open_gateway(max_uncommitted=100)
+    gateway = open_gateway(max_uncommitted=400)
     peer = gateway.connect("demo-tx")
     peer.send(peer.message(1, b"a"), peer.op(COMMIT, 1))
     peer.send(peer.message(1, bytes(200)), peer.op(COMMIT, 1))
@@ -875,3 +875,27 @@ def test_closes_of_many_channels_in_one_read_take_each_its_own_time_only(gateway
     assert len(said) == 200_000
     assert shown(said[:2] + said[-1:]) == ["closed 0", "closed 1", "closed 199999"]
     assert not peer.closed
+
+
+def test_empty_messages_that_are_uncommitted_are_as_limited_as_others(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_uncommitted=1 << 16)
+    peer = gateway.connect("demo-tx")
+    peer.send(*[peer.message(1) for _ in range(2000)])
+    (kept,) = gateway.bus.notes(b"relink/kept/").values()
+    assert len(kept) // 32 < 250  # each takes more memory than its 8 bytes
+    assert shown(peer.send(peer.op(COMMIT, 1, 1999)))[-1] == "uncommitted 1 <=1999"
+    assert shown(peer.send(peer.message(1), peer.op(COMMIT, 1)))[-1] == "committed 1 <=2000"
+
+
+def test_what_was_rolled_back_counts_until_the_note_that_it_is_in_is_gone(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_uncommitted=1 << 18)
+    peer = gateway.connect("demo-tx")
+    for _ in range(20):
+        # One note for both: the small one keeps it.
+        peer.send(peer.message(1, b"small"), peer.message(2, bytes(60_000)))
+        peer.send(peer.op(ROLLBACK, 2))
+    assert sum(map(len, gateway.bus.notes(b"relink/kept/").values())) <= 1 << 18
+    peer.send(peer.op(ROLLBACK, 1, 19))
+    assert gateway.bus.notes(b"relink/kept/") == {}
+    said = peer.send(peer.message(2, bytes(60_000)), peer.op(COMMIT, 2))
+    assert shown(said)[-1] == "committed 2 <=20"

@@ -121,6 +121,7 @@ cdef class Kept:
     cdef bytes key
     cdef bytes value
     cdef Py_ssize_t left                # messages in it that are neither committed nor rolled back
+    cdef uint64_t cost                  # what it takes of the link's max_uncommitted
 
 
 cdef class Endpoint:
@@ -186,6 +187,7 @@ cdef class Link(Waker):
     cdef int settle(self, OutChannel channel) except -1
     cdef int put_out(self, OutChannel channel, uint64_t offset, uint64_t lsn) except -1
     cdef int drop_pending(self, InChannel channel, uint64_t below, int64_t now) except -1
+    cdef int drop_kept(self, Kept kept, int64_t now) except -1
     cdef int seek(self) except -1
 
 

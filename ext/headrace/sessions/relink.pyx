@@ -65,6 +65,7 @@ cdef enum:
     CLOSING = 1024          # closed channels that are looked through for those whose peers can have seen it
     ACKED = 4096            # acknowledgements of the peer that may wait for the next note
     SWEEP_US = 1_000_000    # how often links are looked through for those that nobody came back to
+    KEPT_COST = 256         # bytes that an uncommitted message takes in memory beside its own
     NOTE_ROOM = 128         # bytes of a note beside its value, at most
 
 LINK_KEY = b"relink/link/"
@@ -436,13 +437,17 @@ cdef class Link(Waker):
         cdef list pending = channel.pending
         cdef Py_ssize_t i = 0
         while i < len(pending) and pending[i][0] < below:
-            kept = pending[i][1]
-            kept.left -= 1
-            self.kept_bytes -= pending[i][3] - pending[i][2]
-            if kept.left == 0:
-                self.shared.bus.drop_note(kept.key, now)
+            self.drop_kept(pending[i][1], now)
             i += 1
         del pending[:i]
+        return 0
+
+    cdef int drop_kept(self, Kept kept, int64_t now) except -1:
+        """One message less that a note is needed for. What it takes is free when none is: until then all of it is there."""
+        kept.left -= 1
+        if kept.left == 0:
+            self.kept_bytes -= kept.cost
+            self.shared.bus.drop_note(kept.key, now)
         return 0
 
     cdef int seek(self) except -1:
@@ -642,10 +647,12 @@ cdef class Relink:
                     inside.pending.append((sequence, kept, at, at + size))
                     inside.received = max(inside.received, sequence + 1)
                     kept.left += 1
-                    link.kept_bytes += size
                 at += size
+            kept.cost = len(value) + KEPT_COST * <uint64_t>kept.left
             if kept.left == 0:
                 self.bus.drop_note(key, now)
+            else:
+                link.kept_bytes += kept.cost
         for inside in link.ins.items:
             inside.pending.sort(key=lambda entry: entry[0])
         link.subscription = self.bus.subscribe(
@@ -1084,18 +1091,13 @@ cdef class RelinkSession(Session):
     cdef int forget_plan(self, int64_t now) except -1:
         """What was announced and not done comes again, and is announced again."""
         cdef InChannel channel
-        cdef Kept kept
         for channel in self.link.ins.items:
             channel.planned = 0
         self.left = 0
         if self.kept_entries is not None:
             for channel, entry in self.kept_entries[self.kept_at:]:
                 if entry is not None:
-                    kept = entry[1]
-                    kept.left -= 1
-                    self.link.kept_bytes -= entry[3] - entry[2]
-                    if kept.left == 0:
-                        self.bus.drop_note(kept.key, now)
+                    self.link.drop_kept(entry[1], now)
             self.kept_entries = None
         return 0
 
@@ -1130,7 +1132,7 @@ cdef class RelinkSession(Session):
         cdef InChannel channel
         cdef Kept kept = None
         cdef uint32_t i, k
-        cdef uint64_t id, added = 0
+        cdef uint64_t id, cost, added = 0
         cdef Py_ssize_t size, at = 0
         cdef Py_ssize_t most = self.bus.log.max_record - RECORD_HEADER - NOTE_ROOM
         cdef list pieces = [], entries = [], notes = []
@@ -1147,7 +1149,8 @@ cdef class RelinkSession(Session):
                     break
                 sequence = channel.received + ahead.get(id, 0)
                 ahead[id] = ahead.get(id, 0) + 1
-                if KEPT.size + size > most or link.kept_bytes + size > self.shared.max_uncommitted or channel.doomed:
+                cost = KEPT.size + size + KEPT_COST
+                if KEPT.size + size > most or link.kept_bytes + cost > self.shared.max_uncommitted or channel.doomed:
                     entries.append((channel, None))
                     continue
                 if kept is None or at + KEPT.size + size > most:
@@ -1161,8 +1164,9 @@ cdef class RelinkSession(Session):
                 pieces.append(PyBytes_FromStringAndSize(<const char*>packet.head, size))
                 entries.append((channel, (sequence, kept, at + KEPT.size, at + KEPT.size + size)))
                 kept.left += 1
-                link.kept_bytes += size
-                added += size
+                kept.cost += cost
+                link.kept_bytes += cost
+                added += cost
                 at += KEPT.size + size
         try:
             for kept, pieces in notes:
