@@ -899,3 +899,17 @@ def test_what_was_rolled_back_counts_until_the_note_that_it_is_in_is_gone(open_g
     assert gateway.bus.notes(b"relink/kept/") == {}
     said = peer.send(peer.message(2, bytes(60_000)), peer.op(COMMIT, 2))
     assert shown(said)[-1] == "committed 2 <=20"
+
+
+def test_restart_with_many_uncommitted_messages_takes_each_its_own_time_only(open_gateway: Opened) -> None:
+    # Comparing each with all before it would not end.
+    gateway = open_gateway(max_uncommitted=1 << 28, log={"segment_bytes": 1 << 24})
+    peer = gateway.connect("demo-tx")
+    count = 300_000
+    assert shown(peer.send(peer.message(1) * count))[-1] == f"received 1 <={count - 1}"
+    gateway.restart()
+    back = gateway.connect("demo-tx", epoch=peer.epoch, link=peer.link)
+    assert shown(back.greeting)[2:] == [f"received 1 <={count - 1}", "resume"]
+    said = back.send(back.general(RESUME), *[back.op(COMMIT, 1)] * 500)
+    assert shown(said)[-1] == "committed 1 <=499"
+    assert len(topics(gateway)) == 500

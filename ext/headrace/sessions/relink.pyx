@@ -626,6 +626,7 @@ cdef class Relink:
                 link.outs.add(id, outside)
         # Uncommitted messages: what the log has of them was received, told or not.
         prefix = KEPT_KEY + b"%016x/" % link.id
+        known = set()                                # a message that was planned again is in two notes
         for key, value in sorted(self.bus.notes(prefix).items()):
             kept = Kept()
             kept.key = key
@@ -641,9 +642,8 @@ cdef class Relink:
                     inside = InChannel(id)
                     inside.opened = kept.number
                     link.ins.add(id, inside)
-                if inside is not None and kept.number >= inside.opened and not any(
-                    entry[0] == sequence for entry in inside.pending
-                ):
+                if inside is not None and kept.number >= inside.opened and (id, sequence) not in known:
+                    known.add((id, sequence))
                     inside.pending.append((sequence, kept, at, at + size))
                     inside.received = max(inside.received, sequence + 1)
                     kept.left += 1
@@ -1408,12 +1408,15 @@ cdef class RelinkSession(Session):
     cdef int on_commit(self, InChannel channel, uint64_t upto, int64_t now) except -1:
         cdef Link link = self.link
         cdef Run run
-        cdef list entries = [entry for entry in channel.pending if entry[0] < upto]
+        cdef list entries = []
         cdef uint64_t before = channel.resolved
         cdef uint64_t done = 0
         cdef int rc = APPEND_OK
         cdef bint refused = channel.doomed or channel.topic == 0
-        for entry in entries:
+        for entry in channel.pending:
+            if entry[0] >= upto:
+                break
+            entries.append(entry)
             # The sizes of parts take up to four bytes where the packet has two.
             refused = refused or 2 * (entry[3] - entry[2]) + RECORD_HEADER > self.bus.log.max_record and not self.fits(entry)
         if not refused:
