@@ -913,3 +913,19 @@ def test_restart_with_many_uncommitted_messages_takes_each_its_own_time_only(ope
     said = back.send(back.general(RESUME), *[back.op(COMMIT, 1)] * 500)
     assert shown(said)[-1] == "committed 1 <=499"
     assert len(topics(gateway)) == 500
+
+
+@pytest.mark.parametrize("type", [RECEIVED, CONSUMED])
+def test_acknowledging_after_resume_what_was_not_sent_again_is_a_violation(
+    gateway: RelinkGateway, type: AckType
+) -> None:
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", *[b"%d" % i for i in range(10)])
+    assert len(peer.send()) == 10
+    back = peer.again()
+    # In one read, so that nothing can be sent in between.
+    back.send(back.ack(RECEIVED, 1, 4), back.general(RESUME), back.ack(type, 1, 9))
+    assert back.closed
+    once_more = back.again()
+    said = once_more.send(once_more.ack(RECEIVED, 1, 4), once_more.general(RESUME))
+    assert shown(said) == [f"message 1 {i}" for i in range(5, 10)]

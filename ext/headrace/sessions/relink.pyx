@@ -1522,7 +1522,7 @@ cdef class RelinkSession(Session):
         cdef Link link = self.link
         cdef OutChannel channel = link.outs.find(id)
         cdef bint transactions = link.endpoint.flags & LISTENER_TRANSACTIONS
-        cdef uint64_t cursor, limit
+        cdef uint64_t cursor, limit, sent
         cdef uint32_t ahead
         if packet.type == CLOSED:
             if channel is None or not channel.closing:
@@ -1540,12 +1540,14 @@ cdef class RelinkSession(Session):
             channel.base_offset = link.floor
             link.outs.add(id, channel)
             link.change(channel)
+        # What it had of earlier connections it has told before it resumed; then there is only what this one was sent.
+        sent = channel.sent if self.may_send else channel.high
         if packet.type == RECEIVED:
             cursor = channel.received
-            limit = channel.high
+            limit = sent
         elif packet.type == CONSUMED:
             cursor = channel.consumed
-            limit = channel.high
+            limit = sent
         else:
             if not transactions:
                 return self.violate()
