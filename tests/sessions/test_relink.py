@@ -929,3 +929,14 @@ def test_acknowledging_after_resume_what_was_not_sent_again_is_a_violation(
     once_more = back.again()
     said = once_more.send(once_more.ack(RECEIVED, 1, 4), once_more.general(RESUME))
     assert shown(said) == [f"message 1 {i}" for i in range(5, 10)]
+
+
+def test_peer_that_comes_back_after_a_restart_has_no_more_channels_than_before(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_channels=3)
+    peer = gateway.connect()
+    gateway.restart()
+    back = gateway.connect(epoch=peer.epoch, link=peer.link)
+    back.send(*[back.ack(RECEIVED, channel, 0) for channel in range(3)])
+    assert not back.closed
+    back.send(back.ack(RECEIVED, 3, 0))
+    assert back.closed

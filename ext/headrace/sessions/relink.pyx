@@ -1533,7 +1533,7 @@ cdef class RelinkSession(Session):
                 self.wake()
             return self.consider_shutdown(now)
         if channel is None:
-            if not link.recovering:
+            if not link.recovering or <uint32_t>len(link.outs.items) >= self.shared.max_channels:
                 return self.violate()
             # It was opened after the last note: its first message is its first one from the note's floor on.
             channel = OutChannel(id)
