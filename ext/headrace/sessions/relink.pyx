@@ -1759,8 +1759,7 @@ cdef class RelinkSession(Session):
         cdef OutChannel channel
         cdef list still = []
         cdef View view
-        cdef Sent* sent
-        cdef uint32_t i, index
+        cdef uint32_t i, index, gone
         if not link.waiting:
             return 0
         for channel in link.waiting:
@@ -1771,13 +1770,16 @@ cdef class RelinkSession(Session):
                 if self.look(channel.at(channel.sent), &view):
                     self.transmit(channel, &view)
                 else:
-                    # Retention took it: the next one gets its number.
-                    self.shared.counts.lost += 1
+                    # Retention took it, and perhaps more: the next one that is there gets its number.
                     index = <uint32_t>(channel.sent - channel.base)
-                    for i in range(index, channel.count - 1):
-                        channel.at(channel.base + i)[0] = channel.at(channel.base + i + 1)[0]
-                    channel.count -= 1
-                    link.outstanding -= 1
+                    gone = 1
+                    while index + gone < channel.count and not self.look(channel.at(channel.sent + gone), &view):
+                        gone += 1
+                    for i in range(index, channel.count - gone):
+                        channel.at(channel.base + i)[0] = channel.at(channel.base + i + gone)[0]
+                    channel.count -= gone
+                    link.outstanding -= gone
+                    self.shared.counts.lost += gone
                     link.change(channel)
             channel.waiting = channel.sent < channel.base + channel.count
             if channel.waiting:
