@@ -979,3 +979,20 @@ def test_messages_that_retention_took_from_a_link_are_passed_over_and_counted(op
     assert (counts["violations"], counts["resent"]) == (0, 0)
     left = gateway.log.stats()["appended_offset"] - gateway.log.stats()["first_offset"]
     assert number == 1 + left
+
+
+def test_dead_letters_never_stand_between_an_intent_and_its_messages(open_gateway: Opened) -> None:
+    # After a kill the end of the log tells how much of an intent was done: a dead letter would count as a message.
+    gateway = open_gateway(endpoints=[Endpoint("half", listener_transactions=True)])
+    peer = gateway.connect("half")
+    gateway.publish("half.out.1", b"a", b"b")
+    peer.send()
+    said = peer.send(
+        peer.message(5, b"one"), peer.ack(UNCOMMITTED, 1), peer.message(5, b"two"), peer.ack(UNCOMMITTED, 1, 1)
+    )
+    assert [one for one in shown(said) if "consumed" in one] == ["consumed 5", "consumed 5"]
+    (intent,) = gateway.bus.notes(b"relink/since/").values()
+    offsets = {one.payload: one.offset for one in gateway.published("half.in.5")}
+    (first,) = struct.unpack_from("<Q", intent, 16)
+    assert first == offsets[b"two"]
+    assert len(gateway.published("dead.#")) == 2

@@ -1017,6 +1017,12 @@ cdef class RelinkSession(Session):
             if packet.format == OPERATION and packet.type == CLOSE:
                 count = i + 1
                 break
+            if packet.type == UNCOMMITTED and (
+                packet.format == ACKNOWLEDGEMENT or packet.format == SEQUENCE_ACKNOWLEDGEMENT
+            ):
+                # It brings dead letters, and between an intent and its messages there is nothing else in the log.
+                count = max(i, 1)
+                break
             if packet.format != MESSAGE:
                 continue
             for k in range(self.targets_done if i == 0 else 0, packet.count):
