@@ -49,12 +49,16 @@ class Pacer(QuicPacketPacer):
 
 class Connection(QuicConnection):
     """A connection that answers the first ALPN offer of a client, and none if there is none; that can ask a client
-    for its certificate; and that sends no larger datagrams than its peer takes."""
+    for its certificate; that sends no larger datagrams than its peer takes; and that lets a peer send a window beyond
+    what has come without a gap, and no more. (aioquic doubles its windows as a peer fills them, and holds what is
+    behind a gap as if all of it had come: a few bytes far ahead would take any amount of memory.)"""
 
     def __init__(self, *, settings: Settings, client_authorities: Path | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
         self._wanted_datagram = settings.max_datagram_bytes
+        self._connection_window = settings.connection_window
+        self._stream_window = settings.stream_window
         self._client_authorities = client_authorities
         for limit in (self._local_max_streams_bidi, self._local_max_streams_uni):
             limit.value = limit.sent = settings.max_streams
@@ -92,6 +96,38 @@ class Connection(QuicConnection):
         super()._parse_transport_parameters(data, from_session_ticket)
         most = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
         self._max_datagram_size = min(self._wanted_datagram, most or 65527)
+
+    def _write_connection_limits(self, builder: Any, space: Any) -> None:
+        limit = self._local_max_data
+        if 2 * (limit.value - limit.used) < self._connection_window:
+            held = sum(
+                stream.receiver.highest_offset - stream.receiver._buffer_start
+                for stream in self._streams.values()
+                if not stream.receiver.is_finished
+            )
+            limit.value = max(limit.value, limit.used - held + self._connection_window)
+        # Of nothing used, it finds nothing to double, and tells the peer what is new.
+        used, limit.used = limit.used, 0
+        try:
+            super()._write_connection_limits(builder, space)
+        finally:
+            limit.used = used
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        receiver = stream.receiver
+        highest = receiver.highest_offset
+        if (
+            2 * (stream.max_stream_data_local - highest) < self._stream_window
+            and stream.max_stream_data_local
+        ):
+            stream.max_stream_data_local = max(
+                stream.max_stream_data_local, receiver._buffer_start + self._stream_window
+            )
+        receiver.highest_offset = 0
+        try:
+            super()._write_stream_limits(builder, space, stream)
+        finally:
+            receiver.highest_offset = highest
 
     def receive_many(self, buffer: bytes, segment: int, addr: NetworkAddress, now: float) -> None:
         for start in range(0, len(buffer), segment):
