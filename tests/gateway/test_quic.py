@@ -486,6 +486,72 @@ def test_rights_registry_and_rules_follow_a_reload(engine: str, tmp_path: Path) 
         run(gateway, engine, talk)
 
 
+TRUSTED = '[[listen.felix.peers]]\nname = "trusted"\nnetworks = ["127.0.0.9/32"]\npublish = ["#"]\nsubscribe = ["#"]\n'
+
+
+def sender_at(host: str) -> socket.socket:
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.bind((host, 0))
+    return sender
+
+
+def test_a_handshake_that_ends_elsewhere_has_no_rights_there(engine: str, tmp_path: Path) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_text(TRUSTED)
+
+    async def main() -> None:
+        peer = QuicPeer(gateway.places["felix"], engine)
+        with sender_at("127.0.0.9") as elsewhere:
+
+            def move(datagrams: list[tuple[bytes, Any]]) -> int:
+                for data, place in datagrams:
+                    elsewhere.sendto(data, place)
+                return 0
+
+            peer.connection.connect(peer.place, peer.loop.time())
+            peer.transmit()
+            # All behind the first flight comes from an address that is not the peer's own: it hears nothing there.
+            peer.endpoint.send = move  # type: ignore[assignment,method-assign]
+            await peer.until(lambda: peer.connected)
+            peer.say(peer.open(), **publish(request_id=1))
+            await asyncio.sleep(0.5)
+            peer.say(peer.open(), **publish(request_id=2))
+            await asyncio.sleep(0.5)
+            await peer.__aexit__()
+        assert counted(gateway, "publishes") == counted(gateway, "unauthorized")
+
+    with GatewayProcess(tmp_path / "data", f"quic.engine={engine}", config=config) as gateway:
+        asyncio.run(main())
+
+
+def test_datagrams_that_others_make_up_take_no_rights_away(engine: str, tmp_path: Path) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_text(TRUSTED.replace("127.0.0.9", "127.0.0.1"))
+
+    async def talk(peer: QuicPeer) -> None:
+        control = peer.open()
+        peer.say(control, **subscribe(), request_id="s")
+        assert (await peer.answers(control, 1))[0]["type"] == "ok"
+        await peer.until(lambda: UNI in peer.heard)
+        ids: list[bytes] = []
+        peer.endpoint.send = lambda datagrams: ids.extend(data[1:9] for data, _ in datagrams) or 0  # type: ignore
+        peer.connection.send_ping(1)
+        peer.transmit()
+        del peer.endpoint.send
+        with sender_at("127.0.0.9") as other:
+            for _ in range(8):  # for two looks at who has which rights
+                other.sendto(b"\x40" + ids[0] + bytes(40), peer.place)
+                await asyncio.sleep(0.1)
+        assert UNI not in peer.finished
+        peer.say(control, **publish(ack="per_message"))
+        assert (await peer.answers(control, 2))[1] == OK
+        assert UNI not in peer.finished
+        assert counted(gateway, "unauthorized") == 0
+
+    with GatewayProcess(tmp_path / "data", f"quic.engine={engine}", config=config) as gateway:
+        run(gateway, engine, talk)
+
+
 def reload(gateway: GatewayProcess) -> None:
     before = len(gateway.named("config.reloaded"))
     gateway.signal(signal.SIGHUP)

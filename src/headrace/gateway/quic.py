@@ -467,10 +467,9 @@ class Link:
         """Datagrams for this connection, each of `size` bytes, the last one perhaps shorter."""
         if self._gone or not self.takes_more():
             return
+        if self._felix is None and address != self._address:
+            return  # who makes the handshake does so from one place: that is what its rights are of
         self._heard = now
-        if address != self._address:
-            self._address = address
-            self.renew_rights()
         try:
             if size < len(data):
                 self.connection.receive_many(data, size, address, now)
@@ -479,6 +478,10 @@ class Link:
         except Exception as error:
             self._broken(error)
             return
+        place = self.connection.peer_address
+        if self._felix is not None and place is not None and place != self._address:
+            self._address = place
+            self.renew_rights()
         self.listener.touched(self)
 
     def renew_rights(self) -> None:

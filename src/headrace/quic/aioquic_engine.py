@@ -147,6 +147,10 @@ class Connection(QuicConnection):
         return [] if certificate is None else names_of(certificate.public_bytes(Encoding.DER))
 
     @property
+    def peer_address(self) -> NetworkAddress | None:
+        return self._network_paths[0].addr if self._network_paths else None
+
+    @property
     def round_trip(self) -> float:
         return float(self._loss._rtt_smoothed)
 

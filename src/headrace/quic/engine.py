@@ -95,6 +95,10 @@ class EngineConnection(Protocol):
         """The names in the certificate that the peer showed."""
 
     @property
+    def peer_address(self) -> NetworkAddress | None:
+        """Where the peer is, as far as packets of its own have shown; anybody can send others from anywhere."""
+
+    @property
     def round_trip(self) -> float:
         """Seconds to the peer and back, as far as it is known."""
 

@@ -29,6 +29,9 @@ from headrace.quic.engine import (
 # It warns of every peer that says goodbye.
 logging.getLogger("quic").setLevel(logging.ERROR)
 
+# Of the tuple that describes a path.
+REMOTE = 2
+
 
 class Connection(QuicConnection):
     """A connection that answers the first ALPN offer of a client, and none if there is none."""
@@ -89,6 +92,10 @@ class Connection(QuicConnection):
 
     def peer_names(self) -> list[str]:
         return []
+
+    @property
+    def peer_address(self) -> NetworkAddress | None:
+        return None if self._core is None else self._core.active_path[REMOTE]
 
     @property
     def round_trip(self) -> float:
