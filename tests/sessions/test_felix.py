@@ -124,6 +124,18 @@ def test_publishes_on_one_stream_are_answered_in_order(peer: Peer) -> None:
     assert [one["request_id"] for one in peer.stream().send(data)] == list(range(20))
 
 
+@pytest.mark.parametrize("field", ["payload", "more"])
+def test_values_nested_too_deep_get_an_error_and_the_stream_goes_on(peer: Peer, field: str) -> None:
+    deep = b'{"type":"publish","tenant_id":"t","namespace":"n","stream":"s","%b":%b%b}' % (
+        field.encode(),
+        b"[" * 100_000,
+        b"]" * 100_000,
+    )
+    refused, done = peer.stream().send(twin.frame(deep) + twin.encode_message(publish(request_id=1)))
+    assert refused["type"] == "error"
+    assert done == {"type": "publish_ok", "request_id": 1}
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
 @given(st.data())
 def test_every_split_of_a_stream_gives_the_same_answers(peer: Peer, data: st.DataObject) -> None:

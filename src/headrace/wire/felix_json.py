@@ -156,7 +156,10 @@ _texts: Final = msgspec.json.Decoder(str | list[str])
 
 def decode(payload: Any) -> AnyMessage:
     """The message in a frame's payload; ValueError says what is wrong with it. Its Raw fields borrow the bytes."""
-    message: AnyMessage = _decoder.decode(payload)
+    try:
+        message: AnyMessage = _decoder.decode(payload)
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
     for name in ("request_id", "subscription_id", "ttl_ms"):
         number = getattr(message, name, None)
         if isinstance(number, int) and not 0 <= number < U64:
