@@ -181,6 +181,8 @@ ZEROCTL_HEARTBEAT = Limit(
 ZEROCTL_MOST_TTL = 1 * DAY
 # Some 1 KiB each; a flood of invented nodes is bounded.
 ZEROCTL_NODES = 10_000
+# Beyond it a heartbeat is not believed: dozens of described services fit, and all nodes together stay below 160 MiB.
+ZEROCTL_HEARTBEAT_BYTES = 16 * KiB
 # Bodies above this are hashed in a thread: half a millisecond of work at the speed of one core.
 ZEROCTL_HASH_INLINE = 256 * KiB
 ZEROCTL_SIGNERS = 1000  # a signature is tried with each of them

@@ -165,3 +165,27 @@ def test_times_of_all_forms_are_seconds(ts: object, seconds: float | None) -> No
 
 def test_names_become_words_of_a_key() -> None:
     assert [word(name) for name in ("web1.example.com", "é x", "")] == ["web1_example_com", "_ x", "_"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"ts":1%s', '"ttl":1%s', '"hb-interval":1%s', '"ttl":Infinity', '"hb-interval":1e999', '"ts":-1e999'],
+)
+def test_numbers_that_no_clock_has_are_not_believed(bus: Bus, clock: Clock, field: str) -> None:
+    registry = Registry(bus, clock)
+    numbers = field.replace("%s", "0" * 400)
+    body = f'{{"node-name":"odd","node-uuid":"{UUID}",{numbers}}}'
+    bus.publish("discovery.node.odd", body.encode())
+    beat(bus, node_name="even", node_uuid=UUID[::-1])
+    assert registry.knows(UUID[::-1])
+    for node in registry.shown():
+        json.dumps(node, allow_nan=False)
+
+
+def test_heartbeats_beyond_their_size_are_not_kept(bus: Bus, clock: Clock) -> None:
+    registry = Registry(bus, clock)
+    beat(bus, services={"s": {"description": "x" * limits.ZEROCTL_HEARTBEAT_BYTES}})
+    assert not registry.knows(UUID)
+    assert registry.ignored == 1
+    beat(bus, services={"s": {"description": "x" * 1000}})
+    assert registry.knows(UUID)

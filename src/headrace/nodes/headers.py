@@ -3,7 +3,6 @@ sends them."""
 
 import hashlib
 import json
-import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,9 +18,10 @@ ZEROCTL: Final = 4  # RecordHeader.protocol
 
 # What real nodes derive their UUID from when they are given none.
 NODE_NAMESPACE: Final = uuid.UUID("63082cd1-0f91-48cd-923a-f1523a26549b")
-# Below this a ts is in seconds, below the next in milliseconds, else in microseconds: each from 1970 to the year 5138.
+# Up to these a ts is in seconds, in milliseconds and in microseconds: each from 1970 to the year 5138.
 SECONDS_BELOW: Final = 1e11
 MILLISECONDS_BELOW: Final = 1e14
+LATEST: Final = 1e17
 
 
 def default_uuid(node_name: str) -> str:
@@ -86,7 +86,7 @@ def unix_seconds(ts: object) -> float | None:
             ts = float(ts)
         except ValueError:
             return None
-    if isinstance(ts, bool) or not isinstance(ts, int | float) or not math.isfinite(ts) or ts < 0:
+    if isinstance(ts, bool) or not isinstance(ts, int | float) or not 0 <= ts <= LATEST:
         return None
     if ts < SECONDS_BELOW:
         return float(ts)

@@ -2,6 +2,7 @@
 the bus, whatever protocol brought them."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,8 +112,10 @@ class Registry:
             for gone in [known for known, entry in self._nodes.items() if entry.key == key]:
                 del self._nodes[gone]
             return True
+        if len(received.payload) > limits.ZEROCTL_HEARTBEAT_BYTES:
+            return False
         try:
-            beat = json.loads(received.payload)
+            beat = json.loads(received.payload, parse_float=finite, parse_constant=finite)
         except (ValueError, RecursionError):
             return False
         if not isinstance(beat, dict):
@@ -159,9 +162,18 @@ def plain(uuid: str) -> str:
 
 
 def number(value: object, otherwise: float) -> float:
+    """A number of seconds; a week is more than any that counts."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return otherwise
-    return float(value)
+    return float(min(value, 7 * limits.DAY))
+
+
+def finite(text: str) -> float:
+    """What is shown of a node has to be JSON again, which has no other numbers."""
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text} is not a number")
+    return found
 
 
 def signed_by(pubkey: str, received: Received) -> bool:
