@@ -19,6 +19,8 @@ CONNECT_SECONDS: Final = 10.0
 CONFIRM_SECONDS: Final = 30.0
 # Replies go through the default exchange to the queue that a request names.
 REPLY_QUEUES: Final = "amq.gen-"
+# A header is one frame, and brokers take frames of 128 KiB.
+LARGEST_HEADER: Final = (128 << 10) - 64
 # What a table's integer can hold.
 LARGEST_INTEGER: Final = 1 << 63
 
@@ -121,7 +123,14 @@ class AmqpCarrier(Carrier):
             raise CarrierLost("there is no connection")
         direct = message.key.startswith(REPLY_QUEUES)
         exchange = self._exchanges["" if direct else self.exchange_of(message.key)]
-        await exchange.publish(properties_of(message), message.key, mandatory=False, timeout=CONFIRM_SECONDS)
+        made = properties_of(message)
+        try:
+            size = len(made.properties.marshal())
+        except Exception as error:  # whatever a table cannot hold
+            raise BadMessage(f"its header is not one of AMQP: {error}") from None
+        if size > LARGEST_HEADER:
+            raise BadMessage(f"its header has {size} bytes in AMQP, the most is {LARGEST_HEADER}")
+        await exchange.publish(made, message.key, mandatory=False, timeout=CONFIRM_SECONDS)
 
 
 def fields_of(message: AbstractIncomingMessage) -> dict[str, Any]:
@@ -156,29 +165,46 @@ def plain(value: Any) -> Any:
 
 
 def properties_of(message: Outgoing) -> aio_pika.Message:
-    """An AMQP message: node-name, correlation-id and reply-to are properties, the rest is in the table."""
+    """An AMQP message: node-name, correlation-id and reply-to are properties if they fit, the rest is in the table."""
     fields = dict(message.fields)
-    name = fields.pop("node-name", None)
-    correlation = fields.pop("correlation-id", None)
-    reply_to = fields.pop("reply-to", None)
+    name, reply_to = (
+        fields.pop(key) if is_property(fields.get(key)) else None for key in ("node-name", "reply-to")
+    )
+    correlation = fields.get("correlation-id")
+    if correlation is not None:
+        correlation = str(correlation) if is_property(str(correlation)) else None
+    if correlation is not None:
+        del fields["correlation-id"]
     ts = fields.get("ts")
     timestamp = None
     if isinstance(ts, int) and not isinstance(ts, bool) and 0 <= ts < SECONDS_BELOW:
         timestamp = datetime.fromtimestamp(ts, UTC)
     if timestamp is not None:
         fields["ts"] = timestamp
-    ttl = fields.get("_transport-ttl")
     return aio_pika.Message(
         message.body,
         headers={key: table_value(value) for key, value in fields.items()},
         content_type="application/json",
         delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-        app_id=name if isinstance(name, str) and len(name.encode()) <= 255 else None,
-        correlation_id=str(correlation) if correlation is not None else None,
-        reply_to=reply_to if isinstance(reply_to, str) and len(reply_to) <= 255 else None,
+        app_id=name,
+        correlation_id=correlation,
+        reply_to=reply_to,
         timestamp=timestamp,
-        expiration=int(ttl) / 1000 if isinstance(ttl, str | int) and str(ttl).isdecimal() else None,
+        expiration=expiration_of(fields.get("_transport-ttl")),
     )
+
+
+def is_property(value: Any) -> bool:
+    """Whether a property's short string can hold it."""
+    return isinstance(value, str) and len(value.encode()) <= 255
+
+
+def expiration_of(ttl: Any) -> float | None:
+    """Milliseconds in seconds, if they are as many as brokers take: others end the channel."""
+    text = str(ttl) if isinstance(ttl, str | int) else ""
+    if len(text) <= 10 and text.isascii() and text.isdecimal() and int(text) < 1 << 32:
+        return int(text) / 1000
+    return None
 
 
 def table_value(value: Any) -> Any:

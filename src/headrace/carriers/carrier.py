@@ -16,7 +16,7 @@ from typing import Any, Final
 from headrace import events, limits
 from headrace.bus import Bus, Received
 from headrace.config.schema import CarrierConfig
-from headrace.errors import BusError, HeadraceError, LogError
+from headrace.errors import BusError, HeadraceError, LogError, LogFailed, LogFull
 from headrace.nodes.durable import ZEROCTL, drop_others, durable_member
 from headrace.nodes.headers import encode_header, foreign_header
 from headrace.trie import matches
@@ -41,7 +41,7 @@ class CarrierLost(CarrierError):
 
 
 class BadMessage(CarrierError):
-    """A node's message that the protocol does not allow."""
+    """A node's message that the protocol does not allow, or that the far side's cannot say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Carrier:
         raise NotImplementedError
 
     async def send(self, message: Outgoing) -> None:
-        """Returns when the broker has taken it."""
+        """Returns when the broker has taken it. BadMessage says why it never can."""
         raise NotImplementedError
 
     # --- its life -------------------------------------------------------------------------------------------
@@ -162,6 +162,8 @@ class Carrier:
                 offset = self._bus.publish(key, body, headers=header, protocol=ZEROCTL, confirmed=True)
                 break
             except LogError as error:
+                if not isinstance(error, LogFull | LogFailed) and not self._bus.closed:
+                    raise BadMessage(str(error)) from None  # it is larger than any that the log takes
                 # The broker waits with what it has not been told of.
                 log.limited(
                     "carrier.waits", key=self.config.name, carrier=self.config.name, reason=str(error)
@@ -228,21 +230,28 @@ class Carrier:
                     results = await asyncio.gather(
                         *(self.send(outgoing) for _, outgoing in batch), return_exceptions=True
                     )
-                    for (tag, _), result in zip(batch, results, strict=True):
+                    for (tag, outgoing), result in zip(batch, results, strict=True):
                         if result is None:
                             member.subscription.ack(tag)
                             self.counts["given"] += 1
+                        elif isinstance(result, BadMessage):
+                            member.subscription.ack(tag)
+                            self.refused(outgoing.key, result)
                         else:
                             member.subscription.reject(tag, delay=RETRY_SECONDS)
                     for result in results:
-                        if isinstance(result, BaseException):
+                        if isinstance(result, BaseException) and not isinstance(result, BadMessage):
                             raise result
 
     def _next_batch(self, number: int) -> list[tuple[int, Outgoing]]:
         member = self._members[number]
         batch: list[tuple[int, Outgoing]] = []
         while len(batch) < BATCH and (received := member.receive()) is not None:
-            outgoing = self._outgoing(received, number)
+            try:
+                outgoing = self._outgoing(received, number)
+            except BadMessage as error:
+                self.refused(received.topic.decode("utf-8", "replace"), error)
+                outgoing = None
             if outgoing is None:
                 member.subscription.ack(received.tag)
             else:
@@ -261,7 +270,10 @@ class Carrier:
             header = foreign_header(
                 self._node_name, self._node_uuid, header, received.payload, received.protocol, received.time
             )
-        fields: dict[str, Any] = json.loads(unescape(header)) if header else {}
+        try:
+            fields: dict[str, Any] = json.loads(unescape(header)) if header else {}
+        except (HeaderError, ValueError, RecursionError) as error:
+            raise BadMessage(f"its header cannot be said there: {error}") from None
         if fields.get(CARRIER) == self.config.name:
             return None
         via = [uuid for uuid in str(fields.get(VIA, "")).split(",") if uuid]
