@@ -11,6 +11,7 @@ import pytest
 
 from headrace.admin import names
 from headrace.admin.server import AdminServer
+from headrace.guarantees import as_data
 from tests.admin.figures import RealStatistics
 from tests.streams import on_both_loops, run
 
@@ -108,6 +109,18 @@ def test_status_tells_all_there_is(loop: str, statistics: RealStatistics) -> Non
         assert listener["protocol"] == "blipmq"
         assert listener["connections"] == 2
         assert status["bus"]["published"]["blipmq"] == 1
+
+    run(loop, main)
+
+
+@on_both_loops
+def test_guarantees_are_those_of_the_data(loop: str, statistics: RealStatistics) -> None:
+    async def main() -> None:
+        async with serving(statistics) as client, client.get("/api/guarantees") as response:
+            assert response.status == 200
+            told = await response.json()
+        assert told == json.loads(json.dumps(as_data()))
+        assert len(told["pairs"]) == 25
 
     run(loop, main)
 

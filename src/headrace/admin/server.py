@@ -1,6 +1,6 @@
-"""The web side's pages: /metrics, /healthz, /readyz, /api/status, /api/nodes and a page for people. It answers whoever
-asks, so it belongs on the loopback interface or behind something that asks who it is. Opens no sockets
-itself."""
+"""The web side's pages: /metrics, /healthz, /readyz, /api/status, /api/nodes, /api/guarantees and a page for people.
+It answers whoever asks, so it belongs on the loopback interface or behind something that asks who it is. Opens no
+sockets itself."""
 
 import asyncio
 import html
@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 
 from headrace.admin.metrics import registry
 from headrace.admin.statistics import Statistics
+from headrace.guarantees import as_data
 
 # Whoever asked gets an answer, but a connection that is kept open does not hold up the end of the process.
 SHUTDOWN_SECONDS: Final = 1.0
@@ -47,6 +48,7 @@ class AdminServer:
                 web.get("/readyz", self._readiness),
                 web.get("/api/status", self._status),
                 web.get("/api/nodes", self._nodes),
+                web.get("/api/guarantees", self._guarantees),
             ]
         )
         app.on_response_prepare.append(_add_headers)
@@ -87,6 +89,9 @@ class AdminServer:
                 "carriers": [asdict(one) for one in self._statistics.carriers()],
             }
         )
+
+    async def _guarantees(self, request: web.Request) -> web.Response:
+        return _json(as_data())
 
     def _known(self) -> dict[str, Any]:
         reasons = self._statistics.not_ready()
@@ -131,7 +136,7 @@ def _page(known: dict[str, Any]) -> str:
     for sink in known["sinks"]:
         shown = {key: value for key, value in sink.items() if key != "drop"}
         parts.append(_table(f"drop {sink['drop']}", shown))
-    parts.append("<p>/metrics /healthz /readyz /api/status /api/nodes</p></body></html>\n")
+    parts.append("<p>/metrics /healthz /readyz /api/status /api/nodes /api/guarantees</p></body></html>\n")
     return "".join(parts)
 
 
