@@ -63,12 +63,17 @@ def config_text() -> str:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    home: Path = tmp_path_factory.mktemp("bridges")
-    config = home / "headrace.toml"
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the gateway keeps its log."""
+    return tmp_path_factory.mktemp("bridges") / "data"
+
+
+@pytest.fixture(scope="module")
+def gateway(data: Path) -> Iterator[GatewayProcess]:
+    config = data.parent / "headrace.toml"
     config.write_text(config_text())
     with GatewayProcess(
-        home / "data",
+        data,
         "log.segment_bytes=16MiB",
         "log.retention_bytes=256MiB",
         "listen.blipmq.max_frame_bytes=4MiB",
