@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from headrace.admin import terminal
 from headrace.cli import main, top
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 
@@ -29,10 +30,10 @@ def admin_of(gateway: GatewayProcess) -> str:
     return found[1]
 
 
-def shown(now: top.Moment, before: top.Moment | None) -> str:
+def shown(now: terminal.Moment, before: terminal.Moment | None) -> str:
     console = Console(width=160, file=io.StringIO())
     with console.capture() as captured:
-        console.print(top.view(now, before))
+        console.print(terminal.view(now, before))
     return captured.get()
 
 
@@ -45,7 +46,7 @@ def test_once_shows_protocols_log_and_drops(tmp_path: Path) -> None:
 
 
 def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
-    def moment(at: float, published: int, rows: int) -> top.Moment:
+    def moment(at: float, published: int, rows: int) -> terminal.Moment:
         listener = {"protocol": "blipmq", "addresses": ["here:1"], "tls": True, "connections": 2}
         bus = {
             "published": {"blipmq": published},
@@ -54,19 +55,19 @@ def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
         }
         sink = {"drop": "d", "uri": "u", "lag_offsets": 5, "lag_seconds": 2.0, "stats": {"rows": rows}}
         status = {"listeners": [listener], "bus": bus, "sinks": [sink], "ready": True, "node": "n"}
-        return top.Moment(at, status)
+        return terminal.Moment(at, status)
 
     first, second = moment(10.0, 1000, 50), moment(12.0, 5000, 350)
     assert "here:1 (TLS)" in shown(first, None)
     later = shown(second, first)
     assert "2.0k" in later  # messages a second
     assert "150" in later  # rows a second
-    assert top.NO_RATE in shown(first, second)  # it was started anew
+    assert terminal.NO_RATE in shown(first, second)  # it was started anew
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     status = {"listeners": [], "ready": False, "reasons": ["the log is full"], "warnings": ["the drop fails"]}
-    text = shown(top.Moment(1.0, status), None)
+    text = shown(terminal.Moment(1.0, status), None)
     assert "not ready: the log is full" in text
     assert "the drop fails" in text
 

@@ -1,0 +1,197 @@
+"""A gateway's status as a terminal shows it: asked for at its admin address, and drawn as tables. It knows the gateway
+only by what /api/status tells."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from headrace.errors import HeadraceError
+
+ANSWER_SECONDS: Final = 5.0
+NO_RATE: Final = "–"
+
+Status = dict[str, Any]
+
+
+class Unreachable(HeadraceError):
+    """The admin address does not answer as a gateway does; the text says what came instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A gateway's figures, and when they were asked for."""
+
+    at: float  # monotonic seconds
+    status: Status
+
+
+# --- asking -------------------------------------------------------------------------------------------------
+
+
+def asker() -> aiohttp.ClientSession:
+    """What ask() asks with."""
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS))
+
+
+async def ask(session: aiohttp.ClientSession, url: str) -> Moment:
+    try:
+        async with session.get(f"{url}/api/status") as answer:
+            if answer.status != 200:
+                raise Unreachable(
+                    f"{url} answers {answer.status} to /api/status: is it a gateway's admin address?"
+                )
+            status = json.loads(await answer.text())
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise Unreachable(f"cannot reach {url}: {error or type(error).__name__}") from error
+    except ValueError as error:
+        raise Unreachable(f"{url} does not answer in JSON: is it a gateway's admin address?") from error
+    if not isinstance(status, dict) or "listeners" not in status:
+        raise Unreachable(f"{url} is not a gateway's admin address")
+    return Moment(time.monotonic(), status)
+
+
+# --- showing ------------------------------------------------------------------------------------------------
+
+
+def rate(now: float | None, before: float | None, seconds: float) -> str:
+    """How much came a second; nothing to say without a moment before, or if the gateway was started anew."""
+    if now is None or before is None or seconds <= 0 or now < before:
+        return NO_RATE
+    return human((now - before) / seconds)
+
+
+def human(value: float) -> str:
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 1000 or unit == "G":
+            break
+        value /= 1000
+    return f"{value:,.0f}{unit}" if unit == "" or value >= 100 else f"{value:,.1f}{unit}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+def _of(status: Status | None, *path: str) -> Any:
+    found: Any = status
+    for name in path:
+        if not isinstance(found, dict):
+            return None
+        found = found.get(name)
+    return found
+
+
+def view(
+    now: Moment, before: Moment | None, more: Mapping[str, Mapping[str, str]] | None = None
+) -> RenderableType:
+    """Everything on one screen; `more` as protocols() has it."""
+    status, earlier = now.status, before.status if before else None
+    seconds = now.at - before.at if before else 0.0
+    parts: list[RenderableType] = [head(status), protocols(status, earlier, seconds, more)]
+    if status.get("log"):
+        parts.append(log(status, earlier, seconds))
+    if status.get("sinks"):
+        parts.append(drops(status, earlier, seconds))
+    return Group(*parts)
+
+
+def head(status: Status) -> RenderableType:
+    line = Text()
+    line.append(f"headrace {status.get('node', '?')}", style="bold")
+    up = int(status.get("uptime") or 0)
+    line.append(
+        f"   version {status.get('version', '?')}   up {up // 3600}:{up // 60 % 60:02}:{up % 60:02}   "
+    )
+    if status.get("ready"):
+        line.append("ready", style="green")
+    else:
+        line.append("not ready: " + "; ".join(status.get("reasons") or ["starting"]), style="bold red")
+    for warning in status.get("warnings") or []:
+        line.append(f"\n{warning}", style="yellow")
+    return line
+
+
+def protocols(
+    status: Status,
+    earlier: Status | None,
+    seconds: float,
+    more: Mapping[str, Mapping[str, str]] | None = None,
+) -> RenderableType:
+    """A line for each protocol; `more` are further columns, by name and protocol."""
+    more = more or {}
+    table = Table(title="protocols", title_justify="left", expand=True)
+    table.add_column("protocol")
+    table.add_column("listens on", overflow="fold")
+    for name in ("connections", "published", "in /s", "delivered", "out /s", "bytes in /s", *more):
+        table.add_column(name, justify="right")
+    for listener in status["listeners"]:
+        name = listener["protocol"]
+        published, delivered = _of(status, "bus", "published", name), _of(status, "bus", "delivered", name)
+        in_bytes = _of(status, "bus", "published_bytes", name)
+        table.add_row(
+            name,
+            ", ".join(listener["addresses"]) + (" (TLS)" if listener["tls"] else ""),
+            f"{listener['connections']:,}",
+            f"{published or 0:,}",
+            rate(published, _of(earlier, "bus", "published", name), seconds),
+            f"{delivered or 0:,}",
+            rate(delivered, _of(earlier, "bus", "delivered", name), seconds),
+            rate(in_bytes, _of(earlier, "bus", "published_bytes", name), seconds),
+            *(column.get(name, "") for column in more.values()),
+        )
+    return table
+
+
+def log(status: Status, earlier: Status | None, seconds: float) -> RenderableType:
+    stats = _of(status, "log", "stats")
+    end = stats["appended_offset"]
+    line = Text(
+        f"{end:,} messages, {rate(end, _of(earlier, 'log', 'stats', 'appended_offset'), seconds)}/s,"
+        f" {end - stats['safe_offset']:,} not yet safe (sync {_of(status, 'log', 'sync')});"
+        f" {stats['segments']} of {stats['max_segments']} segments, {stats['pool_segments']} more ready"
+    )
+    bus = status.get("bus") or {}
+    line.append(
+        f"\n{bus.get('topics', 0):,} topics, {bus.get('subscriptions', 0):,} subscriptions"
+        f" ({bus.get('durable', 0):,} durable), {bus.get('inflight', 0):,} in flight,"
+        f" {bus.get('redelivered', 0):,} redelivered, {bus.get('dead', 0):,} dead, {bus.get('lost', 0):,} passed over"
+    )
+    for name in ("full", "failed"):
+        if _of(status, "log", name):
+            line.append(f"\n{_of(status, 'log', name)}", style="bold red")
+    return Panel(line, title="log and bus", title_align="left")
+
+
+def drops(status: Status, earlier: Status | None, seconds: float) -> RenderableType:
+    table = Table(title="drops", title_justify="left", expand=True)
+    table.add_column("drop")
+    table.add_column("where", overflow="fold")
+    for name in ("files", "rows", "rows /s", "written", "behind", "oldest"):
+        table.add_column(name, justify="right")
+    before = {one["drop"]: one for one in (earlier or {}).get("sinks") or []}
+    for sink in status["sinks"]:
+        stats = sink["stats"]
+        table.add_row(
+            sink["drop"],
+            sink["uri"],
+            f"{stats.get('files', 0):,}",
+            f"{stats.get('rows', 0):,}",
+            rate(stats.get("rows"), _of(before.get(sink["drop"]), "stats", "rows"), seconds),
+            size(stats.get("bytes", 0)),
+            f"{sink['lag_offsets']:,}",
+            f"{sink['lag_seconds']:.0f} s",
+            style="red" if stats.get("failing") else "",
+        )
+    return table
