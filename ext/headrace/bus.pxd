@@ -277,6 +277,7 @@ cdef class Subscription:
     cdef bint skip_to_news(self) noexcept
     cdef bint next_record(self, uint64_t limit, Segment** segment, uint64_t* position) noexcept
     cdef bint more_beyond(self) noexcept
+    cdef void move_back(self, uint64_t segment, uint64_t position, uint64_t waiting_from) noexcept
     cdef void skip_one(self, Segment* segment, uint64_t position) noexcept
     cdef bint waits_in(self, Segment* segment) except -1
     cdef void seek_end(self) noexcept

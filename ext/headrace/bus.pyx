@@ -542,7 +542,7 @@ cdef class Subscription:
     cdef bint more_beyond(self) noexcept:
         """After next_record() found nothing: whether there is something that is not safe yet."""
         cdef Segment* segment
-        cdef uint64_t where, number = self.segment, position = self.position
+        cdef uint64_t where, number = self.segment, position = self.position, waiting_from = self.waiting_from
         cdef bint found
         if self.exact:
             return self.position < self.list_count
@@ -551,9 +551,14 @@ cdef class Subscription:
             self.position = self.searched & POSITION
         found = self.next_record(self.bus.log.published_, &segment, &where)
         self.searched = (self.segment << 40) | self.position
-        self.segment = number
-        self.position = position
+        self.move_back(number, position, waiting_from)
         return found
+
+    cdef void move_back(self, uint64_t segment, uint64_t position, uint64_t waiting_from) noexcept:
+        """Ends a look ahead: the cursor is where it was, and what was told about the way from there holds again."""
+        self.segment = segment
+        self.position = position
+        self.waiting_from = waiting_from
 
     cdef void skip_one(self, Segment* segment, uint64_t position) noexcept:
         cdef RecordHeader* record = <RecordHeader*>(segment.base + position)
@@ -979,7 +984,7 @@ cdef class Subscription:
 
     cdef int count_ahead(self) noexcept:
         """Counts what came since it was last counted: each message once, however often it is asked."""
-        cdef uint64_t segment = self.segment, position = self.position
+        cdef uint64_t segment = self.segment, position = self.position, waiting_from = self.waiting_from
         cdef Segment* found
         cdef uint64_t where = 0
         cdef RecordHeader* record
@@ -995,14 +1000,13 @@ cdef class Subscription:
                 self.ahead_timed += 1
             self.position = where + padded(record.length)
         self.counted = (self.segment << 40) | self.position
-        self.segment = segment
-        self.position = position
+        self.move_back(segment, position, waiting_from)
         return 0
 
     cdef int walk_ahead(self, int64_t now, uint64_t* counts, int status, uint64_t skip, uint64_t most, list found) except -1:
         """Looks at what is ahead of the cursor one by one. With `counts` all of it is counted by its status; else the
         offsets of those with this status are found, after `skip`, up to `most` in the list."""
-        cdef uint64_t segment_number = self.segment, position = self.position
+        cdef uint64_t segment_number = self.segment, position = self.position, waiting_from = self.waiting_from
         cdef Segment* segment
         cdef uint64_t where = 0
         cdef RecordHeader* record
@@ -1020,8 +1024,7 @@ cdef class Subscription:
                     found.append(record.offset)
                     if <uint64_t>len(found) >= most:
                         break
-        self.segment = segment_number
-        self.position = position
+        self.move_back(segment_number, position, waiting_from)
         return 0
 
     cdef int count_statuses(self, int64_t now, uint64_t* counts) except -1:
@@ -1029,6 +1032,7 @@ cdef class Subscription:
         cdef uint32_t i
         cdef Flight* flight
         cdef uint64_t segment = self.segment, position = self.position, safe = self.bus.log.safe_lsn()
+        cdef uint64_t waiting_from = self.waiting_from
         cdef Segment* found
         cdef uint64_t where = 0
         memset(counts, 0, STATUSES * sizeof(uint64_t))
@@ -1049,8 +1053,7 @@ cdef class Subscription:
         while self.next_record(self.bus.log.published_, &found, &where):
             counts[NEW] += 1
             self.position = where + padded((<RecordHeader*>(found.base + where)).length)
-        self.segment = segment
-        self.position = position
+        self.move_back(segment, position, waiting_from)
         counts[WAITING] += self.ahead - counts[NEW]
         return 0
 

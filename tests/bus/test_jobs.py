@@ -384,3 +384,20 @@ def test_delayed_and_removed_ones_survive_a_state_that_is_written_anew(place: Pl
     assert payloads(take_all(member, START + 50 * SECOND)) == [b"retried"]
     (one,) = take_all(member, START + 100 * SECOND)
     assert (one.payload, one.deliveries) == (b"delayed", 1)
+
+
+def test_looking_at_a_queue_loses_nothing_that_is_not_safe_yet(place: Place) -> None:
+    place.close()
+    place.open(sync="always")
+    jobs = queue(place)
+    member = jobs.join(None, -1, START)
+    expected = [b"%d" % i for i in range(100)]
+    for i, payload in enumerate(expected):
+        place.publish("jobs.x", payload)
+        place.publish("others", b"")
+        place.bus.dispatch()
+        for _ in range(2):
+            jobs.offsets("new", now=START)
+            assert sum(jobs.census(START).values()) == i + 1
+    safe(place)
+    assert payloads(take_all(member, START)) == expected
