@@ -92,6 +92,11 @@ class Latencies:
         self._counts[math.ceil(math.log(max(seconds, SHORTEST)) / math.log(RESOLUTION))] += count
         self._slowest = max(self._slowest, seconds)
 
+    def merge(self, others: "Latencies") -> None:
+        """Adds all of the others."""
+        self._counts.update(others._counts)
+        self._slowest = max(self._slowest, others._slowest)
+
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         """The latencies that so many percent of all messages did not exceed; zeros where there were none."""
         steps = sorted(self._counts)

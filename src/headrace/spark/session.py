@@ -11,16 +11,21 @@ from pyspark.sql import SparkSession
 from headrace.spark.errors import SparkError
 
 
+def find_java() -> Path:
+    """The java that Spark will run; SparkError where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise SparkError("Spark needs Java 17 or later: put java on the PATH, or set JAVA_HOME.")
+    return Path(java)
+
+
 def local_session(
     name: str = "headrace", *, master: str = "local[*]", config: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session, new or the one that this process has; `master` may name a cluster as well. Python workers run the
     Python that this process runs, times are shown in UTC, and a local session listens on loopback alone."""
-    java = (
-        Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else shutil.which("java")
-    )
-    if java is None or not Path(java).exists():
-        raise SparkError("Spark needs Java 17 or later: put java on the PATH, or set JAVA_HOME.")
+    find_java()
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
