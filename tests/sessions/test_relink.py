@@ -988,7 +988,10 @@ def test_dead_letters_never_stand_between_an_intent_and_its_messages(open_gatewa
     gateway.publish("half.out.1", b"a", b"b")
     peer.send()
     said = peer.send(
-        peer.message(5, b"one"), peer.ack(UNCOMMITTED, 1), peer.message(5, b"two"), peer.ack(UNCOMMITTED, 1, 1)
+        peer.message(5, b"one"),
+        peer.ack(UNCOMMITTED, 1),
+        peer.message(5, b"two"),
+        peer.ack(UNCOMMITTED, 1, 1),
     )
     assert [one for one in shown(said) if "consumed" in one] == ["consumed 5", "consumed 5"]
     (intent,) = gateway.bus.notes(b"relink/since/").values()
