@@ -156,6 +156,13 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def longest_number(value: Any) -> int:
+    if isinstance(value, Number):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(map(longest_number, inner), default=0)
+
+
 def read_header(raw: bytes, lenient: bool = False) -> dict[str, Any]:
     """A header's keys and values, if it keeps all rules."""
     try:
@@ -178,6 +185,8 @@ def read_header(raw: bytes, lenient: bool = False) -> dict[str, Any]:
         raise BadPayload("bad header", "the header is not a JSON object in UTF-8") from None
     if not isinstance(value, dict):
         raise BadPayload("bad header", "the header is not a JSON object in UTF-8")
+    if longest_number(value) > 1000:
+        raise BadPayload("bad header", "the header has a number of more than 1000 characters")
     if depth(value) > 32:
         raise BadPayload("bad header", "the header has values nested deeper than 32")
     assert pairs is not None

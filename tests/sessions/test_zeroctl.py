@@ -12,6 +12,7 @@ import pytest
 from headrace.config.schema import Key
 from headrace.wire import zeroctl as wire
 from headrace.wire.zeroctl import Condition
+from tests.oracle.zeroctl import BadPayload, read_header
 from tests.sessions.passive_gateway import break_syncs
 from tests.sessions.passive_zeroctl import UUID, ZeroctlGateway, header, message
 
@@ -706,3 +707,15 @@ def test_peer_that_leaves_leaves_nothing_behind(gateway: ZeroctlGateway) -> None
     assert len(gateway.bus.subscriptions) == 50
     peer.leave()
     assert len(gateway.bus.subscriptions) == 0
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[-0." + "1" * 5000 + "]", '{"x":1e' + "1" * 5000 + "}"])
+def test_numbers_that_many_readers_cannot_read_are_refused(gateway: ZeroctlGateway, value: str) -> None:
+    peer = gateway.peer()
+    said = header(b"x")[:-1] + b',"n":' + value.encode() + b"}"
+    code, text = peer.refused(wire.encode_message("event.x", said, b"x", 1, True))
+    assert (code, text) == (422, "the header has a number of more than 1000 characters")
+    with pytest.raises(BadPayload, match="number of more than 1000"):
+        read_header(said)
+    said = header(b"x")[:-1] + b',"n":' + b"1" * 1000 + b"}"
+    assert isinstance(peer.send(wire.encode_message("event.x", said, b"x", 2, True))[0], wire.Confirm)

@@ -41,6 +41,7 @@ cdef enum:
     CONFIRM_SIZE = 17       # whole frames of a fixed size
     PING_SIZE = 13
     DEEPEST = 32            # objects and arrays inside one another, in a header
+    LONGEST_NUMBER = 1000   # characters of a number in a header: many readers of JSON fail at some length
 
 cdef enum:                  # flags of MESSAGE and DELIVERY
     WANTS_CONFIRM = 1       # MESSAGE: answer with CONFIRM when it is safe
@@ -80,6 +81,7 @@ cdef enum:
     BAD_NODE_UUID = -29
     BAD_TS = -30
     BAD_SHA256 = -31
+    LONG_NUMBER = -33
     BAD_PATH = -32          # on-start or on-finish is no routing key
 
 cdef enum:                  # RawHeader.has

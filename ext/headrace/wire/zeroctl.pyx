@@ -90,6 +90,7 @@ cdef dict FAULTS = {
         "bad key", "a routing key has 1 to 255 printable ASCII characters, and no word of it is '*' or '#'"),
     NOT_JSON: ("bad header", "the header is not a JSON object in UTF-8"),
     TOO_DEEP: ("bad header", f"the header has values nested deeper than {DEEPEST}"),
+    LONG_NUMBER: ("bad header", f"the header has a number of more than {LONGEST_NUMBER} characters"),
     BAD_HEADER_KEY: ("bad header", "a header key has 1 to 250 printable ASCII characters"),
     TWICE: ("bad header", "a key is in the header twice"),
     NO_NODE_NAME: ("bad header", "node-name is missing"),
@@ -134,6 +135,7 @@ cdef struct Scan:
     const uint8_t* p
     const uint8_t* end
     bint begun              # a member was read
+    Py_ssize_t longest      # number that is let through; 0: any, since it was judged before
 
 cdef struct Member:
     const uint8_t* quote    # the key's opening quote
@@ -235,6 +237,7 @@ cdef inline int scan_digits(Scan* scan) noexcept nogil:
 
 
 cdef int scan_number(Scan* scan) noexcept nogil:
+    cdef const uint8_t* begin = scan.p
     if scan.p[0] == c"-":
         scan.p += 1
     if scan.p < scan.end and scan.p[0] == c"0":
@@ -251,7 +254,7 @@ cdef int scan_number(Scan* scan) noexcept nogil:
             scan.p += 1
         if scan_digits(scan) != 0:
             return NOT_JSON
-    return 0
+    return LONG_NUMBER if scan.longest and scan.p - begin > scan.longest else 0
 
 
 cdef inline int scan_word(Scan* scan, const char* word, Py_ssize_t n) noexcept nogil:
@@ -277,7 +280,7 @@ cdef int scan_colon(Scan* scan, View* key, bint* escaped) noexcept nogil:
 cdef int scan_nested(Scan* scan) noexcept nogil:
     """An object or an array, from its bracket on."""
     cdef uint64_t objects = 0               # a bit for each level: whether it is an object
-    cdef int depth = 0
+    cdef int bad, depth = 0
     cdef View inner
     cdef bint escaped
     cdef uint8_t c
@@ -301,8 +304,10 @@ cdef int scan_nested(Scan* scan) noexcept nogil:
                 if c == c"{" and scan_colon(scan, &inner, &escaped) != 0:
                     return NOT_JSON
                 continue
-        elif scan_scalar(scan, &inner, &escaped) < 0:
-            return NOT_JSON
+        else:
+            bad = scan_scalar(scan, &inner, &escaped)
+            if bad < 0:
+                return bad
         while True:                         # behind a value
             if depth == 0:
                 return 0
@@ -651,7 +656,7 @@ cdef int judge_member(const Member* member, RawHeader* out) noexcept nogil:
 
 
 cdef int check_header(const uint8_t* header, Py_ssize_t n, bint lenient, RawHeader* out) noexcept nogil:
-    cdef Scan scan = Scan(header, header + n, False)
+    cdef Scan scan = Scan(header, header + n, False, LONGEST_NUMBER)
     cdef Member member
     cdef int more, bad = 0
     memset(out, 0, sizeof(RawHeader))
@@ -681,7 +686,7 @@ cdef int check_header(const uint8_t* header, Py_ssize_t n, bint lenient, RawHead
 
 cdef Py_ssize_t rewrite_header(const uint8_t* header, Py_ssize_t n, uint8_t* out, bint escape) noexcept nogil:
     cdef uint8_t room[HEADER_KEY_CHARS + 8]
-    cdef Scan scan = Scan(header, header + n, False)
+    cdef Scan scan = Scan(header, header + n, False, 0)
     cdef Member member
     cdef const uint8_t* copied = header
     cdef const uint8_t* key
@@ -734,7 +739,7 @@ cdef bint may_be_escaped(const uint8_t* header, Py_ssize_t n) noexcept nogil:
 
 
 cdef bint condition_holds(const RawCondition* condition, const uint8_t* header, Py_ssize_t n) noexcept nogil:
-    cdef Scan scan = Scan(header, header + n, False)
+    cdef Scan scan = Scan(header, header + n, False, 0)
     cdef Member member
     while next_member(&scan, &member) == 1:
         if not text_begins(member.key, condition.key, True):
