@@ -709,6 +709,25 @@ def test_peer_that_leaves_leaves_nothing_behind(gateway: ZeroctlGateway) -> None
     assert len(gateway.bus.subscriptions) == 0
 
 
+@pytest.mark.parametrize("flags", [2, 3, 7], ids=["plain", "acknowledged", "durable"])
+def test_queues_without_members_end_after_the_grace_time(gateway: ZeroctlGateway, flags: int) -> None:
+    gateway.nodes.uuids.add(UUID)
+    peer = gateway.peer()
+    for number in range(5):
+        peer.bind("event.#", number, flags=flags, name=f"queue-{number}")
+    for number in range(4):
+        assert isinstance(peer.send(wire.encode_unbind(number, 8))[0], wire.Confirm)
+    gateway.elapse(3500)
+    peer.session.elapse(gateway.now)
+    assert len(gateway.bus.subscriptions) == 5
+    gateway.elapse(200)
+    peer.session.elapse(gateway.now)
+    assert len(gateway.bus.subscriptions) == 1
+    assert gateway.counts["expired"] == 4
+    peer.bind("event.#", 0, flags=flags, name="queue-0")
+    assert len(gateway.bus.subscriptions) == 2
+
+
 @pytest.mark.parametrize("value", ["1" * 5000, "[-0." + "1" * 5000 + "]", '{"x":1e' + "1" * 5000 + "}"])
 def test_numbers_that_many_readers_cannot_read_are_refused(gateway: ZeroctlGateway, value: str) -> None:
     peer = gateway.peer()

@@ -40,6 +40,7 @@ cdef struct Counts:
     uint64_t no_counterpart         # messages whose topic is no routing key
     uint64_t too_large              # messages that the framing or the log cannot carry
     uint64_t foreign                # deliveries that got a header here, because another protocol sent them
+    uint64_t expired                # queues that ended because they had no member for durable_grace
     uint64_t unconfirmed            # closed because a sync failed: what was published can never be confirmed
 
 
@@ -63,11 +64,13 @@ cdef class Zeroctl:
     cdef public object verifier                 # called with header and body: why the signature is none, or an empty text
     cdef Rights signing                         # its publish filters are the topics that need a signature
     cdef dict groups                            # (owner, filter) -> Subscription, of those that have a name
+    cdef int64_t next_look                      # when queues without members are looked at again
     cdef dict foreign_headers                   # offset -> header, of what another protocol sent
     cdef Counts counts
 
     cdef bytes foreign_header(self, Delivery* delivery)
     cdef Subscription group(self, tuple identity)
+    cdef int expire(self, int64_t now) except -1
 
 
 cdef class Binding(Waker):

@@ -46,6 +46,7 @@ cdef enum:
     TURN = 64                   # deliveries of one binding before the next one has its turn
     FOREIGN_HEADERS = 512       # headers of other protocols' messages that are remembered for the next binding
     FILTER_CHARS = 255
+    LOOK_US = 60_000_000        # between two looks at who has no members
     SILENT_AFTER = 3            # keep-alive intervals after which a peer that says nothing is gone
 
 
@@ -111,6 +112,23 @@ cdef class Zeroctl:
             del self.groups[identity]
             return None
         return subscription
+
+    cdef int expire(self, int64_t now) except -1:
+        """Ends queues that have had no member for durable_grace: the bus keeps those of its own for ever."""
+        cdef Subscription subscription
+        if now < self.next_look:
+            return 0
+        self.next_look = now + LOOK_US
+        for identity, subscription in list(self.groups.items()):
+            if not subscription.closed and subscription.queue and subscription.alone_since and (
+                identity[0].startswith("queue:")
+                and subscription.alone_since + <int64_t>(self.bus.durable_grace * 1e6) <= now
+            ):
+                self.bus.unsubscribe(subscription, now)
+                self.counts.expired += 1
+            if subscription.closed:
+                del self.groups[identity]
+        return 0
 
     cdef bytes foreign_header(self, Delivery* delivery):
         """The header of a message that another protocol sent; the last ones are remembered for the next binding."""
@@ -494,6 +512,7 @@ cdef class ZeroctlSession(Session):
             identity = (owner, filter)
             subscription = self.shared.group(identity)
         if subscription is None:
+            self.shared.expire(now)
             try:
                 subscription = self.bus.subscribe(
                     filter, exact=bool(key_valid(wish.filter.data, wish.filter.size)), at_least_once=ack, durable=durable,
@@ -704,6 +723,7 @@ cdef class ZeroctlSession(Session):
         cdef int64_t every = self.shared.keepalive_us
         if not self.bus.log.open:
             return 0
+        self.shared.expire(now)
         if self.began == 0:
             self.began = self.heard = now
         if self.rights is not None and self.rights_changes != self.rights.changes:
