@@ -225,6 +225,27 @@ def test_what_is_under_way_when_the_connection_is_lost_raises(engine: Any, tmp_p
     asyncio.run(main())
 
 
+def test_a_subscription_that_was_not_made_is_not_made_later(gateway: GatewayProcess, engine: Any) -> None:
+    async def do(client: FelixClient) -> None:
+        link = await client._pools[0].link()
+        given_up = client.subscribe("t", "n", "given-up")
+        entering = asyncio.create_task(given_up.__aenter__())
+        while not link._claims:
+            await asyncio.sleep(0)
+        link.close(ConnectionLost("the network is gone"))
+        with pytest.raises(ConnectionLost):
+            await entering
+        # A later one finds a new connection, and what was given up is not on it.
+        async with client.subscribe("t", "n", "given-up") as events:
+            await client.publish("t", "n", "given-up", b"x")
+            assert await anext(events) == b"x"
+            assert client.reconnects == 1
+        await asyncio.sleep(0.3)
+        assert (given_up.gaps, list(given_up._events)) == (0, [])
+
+    use(gateway, engine, do)
+
+
 def test_nobody_there_is_a_timeout_and_a_closed_client_says_so(engine: Any) -> None:
     async def main() -> None:
         client = FelixClient("127.0.0.1:9", engine=engine, timeout=0.3)

@@ -428,6 +428,7 @@ class Subscription:
         self._holds = False  # the connection is not read because of it
         self._arrived = asyncio.Event()
         self._error: ClientError | None = None
+        self._begun = False  # until then a lost connection is whoever began it's to deal with
         self._over = False
         self._again: asyncio.Task[None] | None = None
         self.gaps = 0
@@ -441,6 +442,9 @@ class Subscription:
     async def __aenter__(self) -> Self:
         await self._begin()
         self._client._subscriptions.add(self)
+        self._begun = True
+        if self._link is not None and self._link.down is not None:
+            self._on_events(self._link.down)  # it was lost right behind the answer
         return self
 
     async def __aexit__(
@@ -487,7 +491,7 @@ class Subscription:
         elif events is None:
             self._over = True
         elif isinstance(events, ConnectionLost) and not self._client._closed:
-            if self._again is None:
+            if self._again is None and self._begun:
                 self._again = asyncio.get_running_loop().create_task(self._begin_again())
             return
         else:
