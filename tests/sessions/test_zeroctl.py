@@ -738,3 +738,17 @@ def test_numbers_that_many_readers_cannot_read_are_refused(gateway: ZeroctlGatew
         read_header(said)
     said = header(b"x")[:-1] + b',"n":' + b"1" * 1000 + b"}"
     assert isinstance(peer.send(wire.encode_message("event.x", said, b"x", 2, True))[0], wire.Confirm)
+
+
+def test_messages_that_conditions_leave_out_take_one_share_of_a_turn(large_gateway: ZeroctlGateway) -> None:
+    peer = large_gateway.peer()
+    peer.bind("event.#", conditions=[(Condition.EQUAL, "wanted", "yes")])
+    for _ in range(50):
+        peer.publish("event.x", *[b""] * 200)
+    peer.publish("event.x", b"last", wanted="yes")
+    assert peer.bodies() == []
+    assert 0 < large_gateway.counts["filtered"] < 10_000
+    assert peer.session.more
+    assert [body for _ in range(3) for body in peer.bodies()] == [b"last"]
+    assert large_gateway.counts["filtered"] == 10_000
+    assert not peer.session.more
