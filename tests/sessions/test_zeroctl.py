@@ -752,3 +752,30 @@ def test_messages_that_conditions_leave_out_take_one_share_of_a_turn(large_gatew
     assert [body for _ in range(3) for body in peer.bodies()] == [b"last"]
     assert large_gateway.counts["filtered"] == 10_000
     assert not peer.session.more
+
+
+class Carrying:
+    """Who carries a session's bytes."""
+
+    peer = name = "test"
+
+    def wake(self) -> None: ...
+    def unblock(self) -> None: ...
+
+
+def test_digest_of_a_refused_message_is_not_that_of_the_next(tmp_path: Path) -> None:
+    gateway = ZeroctlGateway(tmp_path / "log", hash_inline=10)
+    hashing: list[Any] = []
+    gateway.zeroctl.hash_later = lambda body, done: hashing.append((body, done))
+    peer = gateway.peer()
+    peer.session.connection = Carrying()
+    assert peer.send(message("event.x", b"a long body", 1)) == []
+    gateway.keys.replace([Key(name="dev", key="dev-key", publish=["other.#"], subscribe=["#"])])
+    ((body, done),) = hashing
+    done(hashlib.sha256(body).digest())
+    (refused,) = peer.send()
+    assert isinstance(refused, wire.Refuse)
+    assert refused.code == 403
+    forged = wire.encode_message("other.x", header(b"a long body"), b"forged", 2, True)
+    assert peer.refused(forged) == (422, "sha256 is not that of the body")
+    gateway.close()

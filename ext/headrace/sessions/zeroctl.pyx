@@ -371,6 +371,7 @@ cdef class ZeroctlSession(Session):
             self.memo_topic and message.key_size == self.memo_size
             and memcmp(message.key, self.memo, message.key_size) == 0
         ) and self.find_key(frame, &message):
+            self.digest = None          # it may have come meanwhile
             return 0
         rc = check_header(message.header, message.header_size, False, &header)
         if rc:
