@@ -12,7 +12,7 @@ import pytest
 
 from headrace.bus import Bus
 from headrace.carriers.amqp import AmqpCarrier, properties_of
-from headrace.carriers.carrier import BadMessage, Carrier, Outgoing
+from headrace.carriers.carrier import BadMessage, Carrier, CarrierLost, Outgoing
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 
@@ -81,6 +81,37 @@ def test_a_message_that_the_broker_cannot_have_stops_none_behind_it(bus: Bus, mo
         await carrier.stop()
         assert carrier.sink.bodies == [b"good"]
         assert (carrier.counts["refused"], carrier.counts["given"], carrier.counts["connects"]) == (1, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_fails_often_gets_the_message_in_the_end(bus: Bus) -> None:
+    class Failing(Carrier):
+        failures = 0
+
+        async def serve(self) -> None:
+            self.ready()
+            await asyncio.Event().wait()
+
+        async def send(self, message: Outgoing) -> None:
+            self.failures += 1
+            if self.failures < 10:
+                raise CarrierLost("the broker is gone")
+
+    async def main() -> None:
+        config = CarrierConfig(name="far", url="amqp://localhost", give=["#"], reconnect_delay=0.05)
+        carrier = Failing(config, bus, "gw", UUID)
+        carrier.start()
+        bus.publish("event.x", b"x", headers=header(b"x"), protocol=4)
+        async with asyncio.timeout(20):
+            while not carrier.counts["given"]:
+                bus.log.sync_now()
+                bus.on_safe()
+                bus.dispatch()
+                bus.tick()
+                await asyncio.sleep(0.01)
+        await carrier.stop()
+        assert [bus.log.topic_name(one.topic) for one in bus.log.reader()] == [b"event.x"]
 
     asyncio.run(main())
 

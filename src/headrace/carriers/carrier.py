@@ -25,6 +25,7 @@ from headrace.wire.zeroctl import HeaderError, escape, header_sha256, is_key_tex
 
 BATCH: Final = 64  # messages that wait for the broker's confirmation at once
 RETRY_SECONDS: Final = 0.2
+FOR_EVER: Final = 0xFFFF_FFFF  # deliveries
 VIA: Final = "_transport-via"
 CARRIER: Final = "_transport-carrier"
 VIA_CHARS: Final = 1024  # some 27 gateways
@@ -83,6 +84,9 @@ class Carrier:
         self._members = [
             durable_member(bus, filter, owner, CallbackWaker(self._work.set)) for filter in config.give
         ]
+        for member in self._members:
+            # A broker that is away says nothing about a message; those that it can never take are passed by.
+            member.subscription.max_deliveries = FOR_EVER
         self._task: asyncio.Task[None] | None = None
 
     # --- what a broker's carrier does -----------------------------------------------------------------------
