@@ -19,6 +19,7 @@ from headrace.clients.relink import (
     Uncommitted,
 )
 from headrace.sessions.relink import Endpoint
+from headrace.wire import relink as wire
 from tests.clients.relink_servers import Proxy, RelinkBroker, Trouble
 from tests.streams import make_certificates, on_both_loops, run, until
 
@@ -464,5 +465,49 @@ def test_other_sizes_of_ids_work(tmp_path: Path) -> None:
                 message = await link.receive()
                 assert message.channel == listener_top
                 link.consumed(message)
+
+    run("asyncio", main)
+
+
+class ForgetfulListener:
+    """A listener that knows no link: each connection gets a new one and, in the same bytes, messages."""
+
+    def __init__(self, *messages: list[bytes]) -> None:
+        self._messages = list(messages)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> "ForgetfulListener":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        await reader.readexactly(8)
+        writer.write(wire.encode_version())
+        await reader.readexactly(len(wire.encode_hello("demo", 4, 4)))
+        number = len(self._writers)
+        told = [wire.encode_message(1, 4, [body]) for body in self._messages[number - 1]]
+        writer.write(wire.encode_answer(7, number) + b"".join(told))
+
+
+def test_messages_that_come_with_a_new_links_id_are_not_taken_for_the_old_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ForgetfulListener([b"old", b"older"], [b"new", b"newer"]) as listener:
+            link = RelinkConnector(listener.address, endpoint="demo", reconnect_delay=0.001)
+            await link.connect()
+            assert (await link.receive()).payload == b"old"
+            listener.cut()
+            await until(lambda: link.links_lost == 1)
+            assert [(await link.receive()).payload for _ in range(2)] == [b"new", b"newer"]
+            await link.abandon()
 
     run("asyncio", main)

@@ -122,7 +122,8 @@ class Wire(asyncio.Protocol):
                     raise LinkLost(f"{self._connector.address} does not know the link any more")
                 self._link = self._connector._link
                 self._connector._wire = self
-                self._link.connected(item.epoch, item.link)
+                if not self._link.connected(item.epoch, item.link):
+                    self._connector._inbox.clear()  # of the old link; the new one's may follow at once
                 if not self.greeted.done():
                     self.greeted.set_result(None)
         return items
@@ -383,7 +384,6 @@ class RelinkConnector:
             self.reconnects += 1
             if (self._link.epoch, self._link.id) != before:
                 self.links_lost += 1
-                self._inbox.clear()
             if self._wire is not None:
                 return
 
