@@ -511,3 +511,22 @@ def test_messages_that_come_with_a_new_links_id_are_not_taken_for_the_old_ones(t
             await link.abandon()
 
     run("asyncio", main)
+
+
+def test_message_of_a_lost_link_is_not_consumed_in_the_place_of_a_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ForgetfulListener([b"old"], [b"new"]) as listener:
+            link = RelinkConnector(listener.address, endpoint="demo", reconnect_delay=0.001)
+            await link.connect()
+            old = await link.receive()
+            listener.cut()
+            await until(lambda: link.links_lost == 1)
+            new = await link.receive()
+            assert (old.channel, old.number) == (new.channel, new.number)
+            link.consumed(old)
+            assert link._link.ins[1].consumed == 0
+            link.consumed(new)
+            assert link._link.ins[1].consumed == 1
+            await link.abandon()
+
+    run("asyncio", main)

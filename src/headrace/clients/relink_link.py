@@ -34,6 +34,8 @@ class Message(NamedTuple):
     parts: tuple[bytes, ...]
     number: int
     """Its place on the channel, counted from the channel's opening."""
+    opening: int = 0
+    """Which opening of a channel that was, of all that the connector saw."""
 
     @property
     def payload(self) -> bytes:
@@ -72,6 +74,7 @@ class Receiving:
     """A channel of the listener."""
 
     id: int
+    opening: int
     received: int = 0
     told: int = 0
     consumed: int = 0
@@ -106,6 +109,7 @@ class Link:
         self.id = 0
         self.outs: dict[int, Sending] = {}
         self.ins: dict[int, Receiving] = {}
+        self.openings = 0  # of the listener's channels, on this link and those before it
         self.touched: dict[int, Receiving] = {}
         self.untold: ClientError | None = None  # why messages may be lost that flush() has not told of
         self.ready = False  # messages and operations may be sent
@@ -256,8 +260,9 @@ class Link:
     def _on_message(self, id: int, parts: tuple[bytes, ...]) -> None:
         channel = self.ins.get(id)
         if channel is None:
-            channel = self.ins[id] = Receiving(id)
-        message = Message(id, parts, channel.received)
+            self.openings += 1
+            channel = self.ins[id] = Receiving(id, self.openings)
+        message = Message(id, parts, channel.received, channel.opening)
         channel.received += 1
         self.touched[id] = channel
         if self.is_committed_to:
@@ -401,7 +406,7 @@ class Link:
     def consume(self, message: Message, accepted: bool = True) -> None:
         """The caller is done with a message."""
         channel = self.ins.get(message.channel)
-        if channel is None or message.number >= channel.received:
+        if channel is None or message.opening != channel.opening:
             return  # its channel was closed, or the link lost
         if not accepted:
             channel.refused.add(message.number)
