@@ -13,6 +13,7 @@ from headrace.clients.relink import (
     Channel,
     ClientClosed,
     ConnectionFailed,
+    ConnectionLost,
     LinkLost,
     OperationTimeout,
     RelinkConnector,
@@ -527,6 +528,25 @@ def test_message_of_a_lost_link_is_not_consumed_in_the_place_of_a_new_one(tmp_pa
             assert link._link.ins[1].consumed == 0
             link.consumed(new)
             assert link._link.ins[1].consumed == 1
+            await link.abandon()
+
+    run("asyncio", main)
+
+
+def test_ping_that_is_cancelled_or_cut_off_says_which(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ForgetfulListener([], []) as listener:  # answers no ping
+            link = RelinkConnector(listener.address, endpoint="demo", reconnect_delay=0.001)
+            await link.connect()
+            with pytest.raises(TimeoutError) as late:
+                async with asyncio.timeout(0.01):
+                    await link.ping()
+            assert not isinstance(late.value, OperationTimeout)
+            asked = asyncio.create_task(link.ping())
+            await until(lambda: len(link._link.pongs) == 2)
+            listener.cut()
+            with pytest.raises(ConnectionLost):
+                await asked
             await link.abandon()
 
     run("asyncio", main)

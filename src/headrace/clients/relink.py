@@ -490,12 +490,7 @@ class RelinkConnector:
         answered: asyncio.Future[None] = self._loop.create_future()
         self._link.pongs.append(answered)
         self._put(wire.encode_general(GeneralType.PING))
-        try:
-            await self._within(answered, "answer a ping")
-        except asyncio.CancelledError:
-            if answered.cancelled():
-                raise ConnectionLost(f"the connection to {self.address} was lost") from None
-            raise
+        await self._within(answered, "answer a ping")
 
     # --- receiving ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
-from headrace.clients.errors import ClientError, ProtocolError
+from headrace.clients.errors import ClientError, ConnectionLost, ProtocolError
 from headrace.wire import relink as wire
 from headrace.wire.relink import AckType, GeneralType, OperationType
 
@@ -143,7 +143,7 @@ class Link:
         self.ready = False
         for waiter in self.pongs:
             if not waiter.done():
-                waiter.cancel()
+                waiter.set_exception(ConnectionLost("the connection was lost before the listener answered"))
         self.pongs.clear()
 
     def discard(self, error: ClientError) -> None:
