@@ -550,3 +550,27 @@ def test_ping_that_is_cancelled_or_cut_off_says_which(tmp_path: Path) -> None:
             await link.abandon()
 
     run("asyncio", main)
+
+
+def test_transaction_that_loses_its_link_in_the_middle_is_not_committed_in_part(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with RelinkBroker(tmp_path, grace=0) as broker:
+            link = tx(broker.address)
+            await link.connect()
+            channel = link.channel(1)
+
+            async def lose_the_link_inside() -> None:
+                async with channel.transaction():
+                    await channel.send(b"first")
+                    await broker.cut()
+                    await until(lambda: link.links_lost == 1)
+                    await channel.send(b"second")
+
+            with pytest.raises(LinkLost):
+                await lose_the_link_inside()
+            async with channel.transaction():
+                await channel.send(b"third")
+            assert [one.payload for one in broker.published("demo-tx.in.1")] == [b"third"]
+            await link.abandon()
+
+    run("asyncio", main)

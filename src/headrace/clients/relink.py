@@ -602,12 +602,13 @@ class Channel:
     async def transaction(self) -> AsyncIterator[Self]:
         """Commits what was sent on the channel inside the block, or rolls it back if an error leaves it.
 
-        Leaving the block raises Uncommitted if the listener refused it: then nothing of it was taken. The endpoint must
-        be one whose connectors commit.
+        Leaving the block raises Uncommitted if the listener refused it, and LinkLost if the link was lost in the middle
+        of it: then nothing of it was taken. The endpoint must be one whose connectors commit.
         """
         connector = self._connector
         if not connector.transactional:
             raise ValueError(f"endpoint {connector.endpoint!r} has no transactions here")
+        begun = connector._link.sending(self.id)
         try:
             yield self
         except BaseException:
@@ -616,6 +617,11 @@ class Channel:
                 connector._link.wish(sending, False, None)
             raise
         sending = connector._link.sending(self.id)
+        if sending is not begun and begun.next > begun.asked:
+            # What came first in the block was lost with the link, so the rest is not taken either.
+            if sending.next > sending.asked:
+                connector._link.wish(sending, False, None)
+            raise LinkLost(f"{connector.address} lost the link in the middle of a transaction")
         if sending.next > sending.asked:
             if connector._end is not None:
                 raise connector._end
