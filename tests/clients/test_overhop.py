@@ -370,3 +370,34 @@ def test_unix_sockets_and_tls_carry_it_too(tmp_path: Path, over: str) -> None:
                 assert (await anext(jobs)).payload == "x"
 
     run("uvloop", main)
+
+
+def test_connection_that_ends_behind_the_answer_to_a_subscription_is_made_again(tmp_path: Path) -> None:
+    async def subscribed(peer: ScriptedPeer) -> None:
+        await peer.greet()
+        peer.send(101, (await peer.message()).rid, {"sid": "s"})
+
+    async def once(peer: ScriptedPeer) -> None:
+        await subscribed(peer)
+        await asyncio.sleep(0.01)
+        peer.hang_up()
+
+    async def nonsense(peer: ScriptedPeer) -> None:
+        await peer.greet()
+        # In one write, so that the client has both before it has done anything with the first.
+        peer.write(wire.encode(101, (await peer.message()).rid, {"sid": "s"}) + bytes(4))
+
+    async def sane(peer: ScriptedPeer) -> None:
+        await subscribed(peer)
+        peer.send(105, (await peer.message()).rid, {})
+
+    async def main() -> None:
+        async with (
+            ScriptedServer(once, nonsense, sane) as server,
+            OverhopClient(server.address, reconnect_delay=0.001) as client,
+            client.work("mail"),
+        ):
+            await until(lambda: not client.connected)
+            assert await client.ping() > 0
+
+    run("asyncio", main)

@@ -266,6 +266,8 @@ class OverhopClient:
             except ClientError as error:
                 self._trouble = error
                 continue
+            if link.down:  # it ended behind its last answer
+                continue
             self.reconnects += 1
             self._link = link
             self._linked_at = self._loop.time()
