@@ -401,3 +401,29 @@ def test_connection_that_ends_behind_the_answer_to_a_subscription_is_made_again(
             assert await client.ping() > 0
 
     run("asyncio", main)
+
+
+def test_jobs_in_hand_count_among_the_credits_of_the_next_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            OverhopBroker(tmp_path) as broker,
+            OverhopClient(broker.address, reconnect_delay=0.001) as client,
+        ):
+            await client.enqueue_many("mail", range(20))
+            queue = broker.queues.get("mail")
+            assert queue is not None
+            async with client.work("mail", credits=2) as jobs:
+                for turn in range(1, 6):
+                    held = [await anext(jobs), await anext(jobs)]
+                    await broker.cut()
+                    await until(lambda turn=turn: client.reconnects == turn)  # type: ignore[misc]
+                    await client.ping()
+                    assert queue.subscription.held == 0  # both credits are in hand
+                    for job in held:
+                        await job.done()
+                    assert broker.stats()["completed"] == 2 * turn
+                    await until(lambda: queue.subscription.held == 2)
+                    await client.ping()
+                    assert queue.subscription.held == 2
+
+    run("asyncio", main)

@@ -657,9 +657,9 @@ class Worker:
         self.sid = ""
 
     async def relink(self, link: Link) -> None:
-        """Goes on with a new connection."""
+        """Goes on with a new connection. The jobs that are being worked on have their credits still."""
         self._owed = 0
-        await self.client.subscribe(self, link, self._credits)
+        await self.client.subscribe(self, link, max(0, self._credits - len(self._out)))
 
     def fail(self, error: ClientError) -> None:
         """Ends it: whoever waits gets the error."""
