@@ -1055,3 +1055,22 @@ def test_peers_have_the_rights_of_the_listeners_key(tmp_path: Path) -> None:
     assert peer.err(T.ENQUEUE, q="mail") == "NOT_ALLOWED"
     assert not peer.closing
     gateway.close()
+
+
+@pytest.mark.parametrize("question", [T.QSTATS, T.STATUS, T.LSJOB, T.RMQUEUE])
+def test_asking_about_jobs_that_wait_takes_none_from_the_workers(
+    gateway: OverhopGateway, question: T
+) -> None:
+    peer = gateway.worker()
+    peer.ok(T.ADDQUEUE, name="backlog")
+    for i in range(10):
+        peer.enqueue("backlog", i)
+    asked = {} if question is T.STATUS else {"q": "backlog", "status": "delayed"}
+    sid = peer.subscribe("backlog", 3)
+    got = []
+    for _ in range(4):
+        got += [job["job_payload"] for job in peer.jobs()]
+        for _ in range(2):
+            peer.ask(question, asked)
+        peer.ok(T.CREDIT, sid=sid, credits=3)
+    assert got == list(range(10))
