@@ -390,6 +390,7 @@ def test_connection_that_ends_behind_the_answer_to_a_subscription_is_made_again(
     async def sane(peer: ScriptedPeer) -> None:
         await subscribed(peer)
         peer.send(105, (await peer.message()).rid, {})
+        peer.send(101, (await peer.message()).rid, {})  # to UNSUBSCRIBE
 
     async def main() -> None:
         async with (
