@@ -1063,10 +1063,10 @@ def test_asking_about_jobs_that_wait_takes_none_from_the_workers(
 ) -> None:
     peer = gateway.worker()
     peer.ok(T.ADDQUEUE, name="backlog")
-    for i in range(10):
-        peer.enqueue("backlog", i)
-    asked = {} if question is T.STATUS else {"q": "backlog", "status": "delayed"}
     sid = peer.subscribe("backlog", 3)
+    assert peer.jobs() == []  # from now on it is told what is new
+    peer.send(*[wire.encode(T.ENQUEUE, f"e{i}", {"q": "backlog", "job_payload": i}) for i in range(10)])
+    asked = {} if question is T.STATUS else {"q": "backlog", "status": "delayed"}
     got = []
     for _ in range(4):
         got += [job["job_payload"] for job in peer.jobs()]
