@@ -87,7 +87,7 @@ class Bridge:
     async def publish(self, over: asyncio.Event) -> None:
         """Confirmed batches, one after the other; what was not confirmed is not sent again here, but by its client."""
         # QUIC does not notice by itself that the other side was killed.
-        timeout = 0.5 if self.publisher == "felix" else TIMEOUT
+        timeout = 1.0 if self.publisher == "felix" else TIMEOUT
         server = Server(self._places[self.publisher], "dev-key", None, timeout)
         wish = Wish(publish_address(self.publisher, self.subscriber), qos=1)
         while not over.is_set():
