@@ -18,6 +18,9 @@ LAST_LINES: Final = 5  # of what a gateway wrote that has failed
 
 LINES: Final = "\n".join(f'{name}.bind = "127.0.0.1:0"' for name in sorted(CLIENTS))
 SETTINGS: Final = f"""\
+[node]
+name = "demo"
+
 [log]
 segment_bytes = "16MiB"
 retention_bytes = "1GiB"
@@ -54,7 +57,6 @@ class Gateway:
         config.write_text(SETTINGS + more_config)
         # What is set for the user's own gateway is not for this one.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         command = ["-m", "headrace.demo.child", "--config", str(config), "--data", str(data)]
         with errors.open("wb") as written:
             child = await asyncio.create_subprocess_exec(

@@ -27,7 +27,7 @@ MACHINES: Final = 3  # that are sent commands
 DOORS: Final = 3  # that send events
 DESKS: Final = 2  # that ask for reports
 WORKERS: Final = 2  # connections, for the queue of jobs
-HANDS: Final = 8  # tasks that take jobs from one connection
+HANDS: Final = 32  # tasks that take jobs from one connection
 CREDITS: Final = 64
 
 # What part of all messages is whose.

@@ -58,12 +58,13 @@ class Screen:
         p50, p99 = milliseconds(latencies)
         sinks = now.status.get("sinks") or [{"stats": {}}]
         stats = sinks[0]["stats"]
+        files = stats.get("files", 0)
         text = (
             f"{passed:4.0f} s  published {plant.published:,} ({self._rate('in', plant.published, passed)}/s)"
             f"  delivered {plant.delivered:,} ({self._rate('out', plant.delivered, passed)}/s)"
             f"  p50 {p50}  p99 {p99}"
             f"  log {now.status['log']['stats']['appended_offset']:,}"
-            f"  drop {stats.get('files', 0)} files, {stats.get('rows', 0):,} rows"
+            f"  drop {files} {'file' if files == 1 else 'files'}, {stats.get('rows', 0):,} rows"
         )
         self._at = passed
         return text
@@ -156,7 +157,7 @@ def show_summary(console: Console, plant: Plant, proof: Proof, seconds: float, w
     lines = [
         f"{plant.published:,} messages published in {seconds:.1f} s ({rate(plant.published, 0, seconds)}/s), "
         f"{plant.delivered:,} delivered; {plant.answered:,} requests answered",
-        f"the log has offsets 0 to {proof.end - 1:,}: those messages, and {others:,} of the gateway and of "
+        f"the log has {proof.end:,} offsets: those messages, and {others:,} of the gateway and of "
         "services (jobs made of requests, answers, dead letters, heartbeats)",
         f"the drop has {verified.files} files, {size(verified.bytes)}, with {verified.rows:,} rows",
     ]
