@@ -64,7 +64,8 @@ def test_summary_adds_up(kept: tuple[Path, subprocess.CompletedProcess[str]]) ->
     assert {row[1] for row in found} == {row[2] for row in found} == PROTOCOLS
     for stream, _, _, (published, delivered, dead, held, again, in_drop) in found:
         assert published == delivered + dead + held == in_drop > 0
-        assert (dead > 0, held > 0, again > 0) == 3 * (stream == "jobs",)
+        assert (dead > 0, held > 0) == (stream == "jobs", stream == "jobs")
+        assert again > 0 or stream != "jobs"
 
 
 def test_plain_lines_tell_rates_latencies_log_and_drop(
