@@ -8,6 +8,8 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
+from headrace.wake import Waker
+
 class Carrier(Protocol):
     """Who carries a session's bytes."""
 
@@ -33,7 +35,7 @@ class Output:
     def releasable(self, safe: int) -> int: ...
     def take(self, safe: int) -> bytes | None: ...
 
-class Session:
+class Session(Waker):
     """A protocol's state machine for one peer: bytes in, records and bytes out, time as an argument."""
 
     closing: bool
