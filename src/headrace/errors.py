@@ -9,6 +9,7 @@ class HeadraceError(Exception):
     """Anything that Headrace refuses or cannot do; its text is for the person who asked."""
 
     exit_code = 1  # of a command that ends with this error
+    hint = ""  # what whoever runs a command can do about it
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from headrace.cli import main, pub
 from headrace.clients import protocols, shell
+from headrace.clients.errors import KEY_HINT
 from headrace.clients.protocols import CLIENTS
 from headrace.log import LogReader
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
@@ -359,9 +360,32 @@ def test_a_gateway_that_is_not_there_is_said(topic: str) -> None:
         assert errors == f"Error: cannot connect to {place}: connection refused\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "question"),
+    [
+        (["-p", "overhop"], "does it speak Overhop without TLS?"),
+        (["-p", "relink"], "does it speak Relink, and has an endpoint 'demo' with these options?"),
+        (["-p", "blipmq", "--tls"], "does it speak TLS?"),
+    ],
+)
+def test_a_server_of_another_protocol_is_asked_about(
+    gateway: GatewayProcess, options: list[str], question: str
+) -> None:
+    code, out, errors = call("pub", *options, "--at", gateway.places["blipmq"], "demo/7", "m")
+    assert (code, out) == (1, b"")
+    assert errors.startswith("Error: ")
+    assert errors.endswith(f"{question}\n")
+
+
+def test_a_protocol_that_was_left_out_is_asked_for_by_name() -> None:
+    code, _, errors = call("pub", "demo", "m")
+    assert code == 2
+    assert "There are: blipmq, zeroctl, felix, overhop, relink." in errors
+
+
 def test_keys_come_from_an_option_or_the_environment(gateway: GatewayProcess) -> None:
     code, _, errors = call("pub", *to(gateway, "--key", "wrong", "t", "m"))
-    assert (code, errors) == (1, "Error: invalid API key (401)\n")
+    assert (code, errors) == (1, f"Error: invalid API key (401)\nHint: {KEY_HINT}\n")
     code, _, errors = call("pub", *to(gateway, "t", "m"), environ={"HEADRACE_CLIENT_KEY": "narrow-key"})
     assert (code, errors) == (1, "Error: key 'narrow' may not publish to 't' (401)\n")
     assert call("pub", *to(gateway, "--key", "narrow-key", "open.t", "m"))[0] == 0

@@ -30,6 +30,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except HeadraceError as error:
             click.echo(f"Error: {error}", err=True)
+            if error.hint:
+                click.echo(f"Hint: {error.hint}", err=True)
             ctx.exit(error.exit_code)
 
 

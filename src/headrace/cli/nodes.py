@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from headrace.clients.errors import reason_of
 from headrace.errors import HeadraceError
 
 TIMEOUT_SECONDS: Final = 10.0
@@ -15,6 +16,10 @@ TIMEOUT_SECONDS: Final = 10.0
 
 class NoAnswer(HeadraceError):
     """The gateway's web side cannot be asked."""
+
+    hint = (
+        "--at is where the web side listens, the 'admin=' of the line that a gateway prints when it is ready"
+    )
 
 
 @click.command("nodes", short_help="List the zeroctl nodes that were heard.")
@@ -46,7 +51,8 @@ def ask(at: str) -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = json.load(answer)["nodes"]
             return found
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", None) or error
+        cause = getattr(error, "reason", None) or error
+        reason = reason_of(cause) if isinstance(cause, BaseException) else cause
         raise NoAnswer(f"cannot ask the gateway at {at}: {reason}") from None
 
 

@@ -47,6 +47,7 @@ from headrace.clients.errors import (
     ConnectionLost,
     OperationTimeout,
     ProtocolError,
+    hung_up,
     reason_of,
 )
 from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
@@ -238,6 +239,9 @@ class BlipmqClient:
                     raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
                 try:
                     await link.handshake(self._key)
+                except ConnectionLost as error:
+                    link.abort()
+                    raise ConnectionLost(f"{error} {hung_up('BlipMQ', self._tls is not None)}") from error
                 except BaseException:
                     link.abort()
                     raise

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, Protocol, cast
 
-from headrace.clients.errors import ClientError, ConnectionLost, ProtocolError, reason_of
+from headrace.clients.errors import KEY_HINT, ClientError, ConnectionLost, ProtocolError, reason_of
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
     Ack,
@@ -65,6 +65,8 @@ class NotAllowed(BlipmqNack):
 
 class AuthenticationError(NotAllowed):
     """401 while connecting, or because the key was taken away: the server does not know it."""
+
+    hint = KEY_HINT
 
 
 class UnknownDelivery(BlipmqNack):

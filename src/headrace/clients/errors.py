@@ -4,6 +4,7 @@ next to its client."""
 import os
 import socket
 import ssl
+from typing import Final
 
 from headrace.errors import HeadraceError
 
@@ -32,6 +33,14 @@ class ClientClosed(ClientError):
     """The client was closed before, or while it was used."""
 
 
+KEY_HINT: Final = "--key or HEADRACE_CLIENT_KEY says which key to use; the gateway's are its [[keys]]"
+
+
+def hung_up(protocol: str, tls: bool) -> str:
+    """What to ask when a server ends a connection before it has said anything."""
+    return f"during the handshake: does it speak {protocol} {'with' if tls else 'without'} TLS?"
+
+
 def reason_of(error: BaseException) -> str:
     """What an error of the system means, in words: "connection refused"."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -40,4 +49,7 @@ def reason_of(error: BaseException) -> str:
         # The loops put addresses into strerror; the number says it best, unless it is of a library.
         library = isinstance(error, ssl.SSLError | socket.gaierror)
         return error.strerror if library or not error.errno else os.strerror(error.errno).lower()
+    if isinstance(error, ConnectionResetError) and not error.args:
+        # A loop's own word for the end of a connection in the middle of a TLS handshake.
+        return "it hung up during the TLS handshake: does it speak TLS?"
     return str(error) or type(error).__name__

@@ -32,6 +32,7 @@ from headrace.clients.errors import (
     ConnectionLost,
     OperationTimeout,
     ProtocolError,
+    hung_up,
     reason_of,
 )
 from headrace.clients.overhop_link import (
@@ -201,6 +202,9 @@ class OverhopClient:
                     raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
                 try:
                     await link.handshake()
+                except ConnectionLost as error:
+                    link.abort()
+                    raise ConnectionLost(f"{error} {hung_up('Overhop', self._tls is not None)}") from error
                 except BaseException:
                     link.abort()
                     raise

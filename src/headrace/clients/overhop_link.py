@@ -31,6 +31,8 @@ class OverhopError(ClientError):
 class QueueNotFound(OverhopError):
     """There is no such queue."""
 
+    hint = "'headrace queue ls' lists the queues, 'headrace queue add NAME' makes one"
+
 
 class QueueExists(OverhopError):
     """There is a queue of this name."""

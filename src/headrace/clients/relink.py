@@ -166,10 +166,14 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.greeted.done():
-            reason = f": {reason_of(error)}" if error is not None else ""
+            reason = (
+                reason_of(error)
+                if error is not None
+                else f"does it speak Relink, and has an endpoint {self._connector.endpoint!r} with these options?"
+            )
             self.greeted.set_exception(
                 ConnectionFailed(
-                    f"{self._connector.address} closed the connection during the handshake{reason}"
+                    f"{self._connector.address} closed the connection during the handshake: {reason}"
                 )
             )
         if not self.closed.done():

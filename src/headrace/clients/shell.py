@@ -48,7 +48,9 @@ class Unread(Exception):
 # --- whom to talk to ----------------------------------------------------------------------------------------
 
 
-def known_protocol(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def known_protocol(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    if value is None:
+        raise click.MissingParameter(f"There are: {', '.join(CLIENTS)}.", ctx, param)
     name = value.lower()
     if name in CLIENTS:
         return name
@@ -107,7 +109,6 @@ def server_options(command: Callable[Concatenate[Client, Server, P], T]) -> Call
             "--protocol",
             "-p",
             metavar="NAME",
-            required=True,
             callback=known_protocol,
             help=f"The protocol to speak: {', '.join(CLIENTS)}.",
         ),
@@ -138,7 +139,7 @@ def tls_context(
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except OSError as error:
-        raise HeadraceError(f"cannot use the files for TLS: {error}") from None
+        raise HeadraceError(f"cannot use the files for TLS: {error}; they are to be PEM files") from None
     return context
 
 

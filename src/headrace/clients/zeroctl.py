@@ -36,6 +36,7 @@ from headrace.clients.errors import (
     ConnectionFailed,
     ConnectionLost,
     OperationTimeout,
+    hung_up,
     reason_of,
 )
 from headrace.clients.zeroctl_link import (
@@ -277,6 +278,9 @@ class ZeroctlClient:
                     raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
                 try:
                     self.gateway = await link.open(self._key, self.node, self.node_uuid)
+                except ConnectionLost as error:
+                    link.abort()
+                    raise ConnectionLost(f"{error} {hung_up('zeroctl', self._tls is not None)}") from error
                 except BaseException:
                     link.abort()
                     raise

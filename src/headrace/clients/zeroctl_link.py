@@ -4,7 +4,7 @@ reconnecting or of the API: who owns a link carries over what it leaves unfinish
 import asyncio
 from typing import Final, Protocol, cast
 
-from headrace.clients.errors import ClientError, ConnectionLost, ProtocolError, reason_of
+from headrace.clients.errors import KEY_HINT, ClientError, ConnectionLost, ProtocolError, reason_of
 from headrace.wire.zeroctl import (
     Confirm,
     Decoder,
@@ -43,6 +43,8 @@ class Refused(ClientError):
 
 class NotOpened(Refused):
     """401 and 426: the gateway does not know the key, or speaks another version."""
+
+    hint = KEY_HINT
 
 
 class NotAllowed(Refused):

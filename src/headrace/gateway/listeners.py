@@ -128,7 +128,8 @@ class Tls:
             context.load_cert_chain(certificate, key, password=_no_password)
         except (OSError, ValueError) as error:
             raise ListenError(
-                f"the certificate {certificate} with the key {key} cannot be used: {error}"
+                f"the certificate {certificate} with the key {key} cannot be used: {error}; both are to be PEM files,"
+                " and of one pair"
             ) from error
         if client_ca:
             try:

@@ -136,7 +136,7 @@ class QuicTls:
         except (OSError, ValueError, IndexError) as error:
             raise ListenError(
                 f"the certificate {self._identity.certificate} with the key {self._identity.key} cannot be used:"
-                f" {error}"
+                f" {error}; both are to be PEM files, and of one pair"
             ) from error
 
     def check(self) -> None:
