@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 ROOMS = {
-    room: set(re.findall(r"`([a-z]+)`", uses))
-    for room, uses in re.findall(r"^\| `([a-z]+)` \| [^|]* \|([^|]*)\|$", PAGE, re.MULTILINE)
+    room: set(re.findall(r"`([a-z_]+)`", uses))
+    for room, uses in re.findall(r"^\| `([a-z_]+)` \| [^|]* \|([^|]*)\|$", PAGE, re.MULTILINE)
 }
 FOR_ALL = {"errors", "limits", "events", "headrace"}
 
