@@ -273,6 +273,7 @@ class OverhopClient:
             if link.down:  # it ended behind its last answer
                 continue
             self.reconnects += 1
+            log.warning("connected to %s again", self.address)
             self._link = link
             self._linked_at = self._loop.time()
             self._trouble = None

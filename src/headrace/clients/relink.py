@@ -366,6 +366,7 @@ class RelinkConnector:
         if not self._reconnect:
             self._finish(self._trouble)
             return
+        log.warning("%s; connecting again", self._trouble)
         if self._loop.time() - self._connected_at > SETTLED_SECONDS:
             self._attempts = 0
         self._reconnecting = self._loop.create_task(self._come_back())
@@ -386,6 +387,7 @@ class RelinkConnector:
                 log.debug("cannot reconnect to %s: %s", self.address, error)
                 continue
             self.reconnects += 1
+            log.warning("connected to %s again", self.address)
             if (self._link.epoch, self._link.id) != before:
                 self.links_lost += 1
             if self._wire is not None:

@@ -525,6 +525,7 @@ class ZeroctlClient:
         if not self._reconnect:
             self._finish(error)
             return
+        log.warning("%s; connecting again", error)
         if self._loop.time() - self._linked_at >= SETTLED_SECONDS:
             self._attempts = 0
         self._reconnecting = asyncio.ensure_future(self._restore())
@@ -546,6 +547,7 @@ class ZeroctlClient:
             if not link.down:
                 break
         self.reconnects += 1
+        log.warning("connected to %s again", self.address)
         self._adopt(link)
 
     def _adopt(self, link: Link) -> None:
