@@ -1074,3 +1074,11 @@ def test_asking_about_jobs_that_wait_takes_none_from_the_workers(
             peer.ask(question, asked)
         peer.ok(T.CREDIT, sid=sid, credits=3)
     assert got == list(range(10))
+
+
+def test_fields_that_a_message_does_not_have_are_not_looked_at_however_large(gateway: OverhopGateway) -> None:
+    peer = gateway.worker()
+    maps = [{} for _ in range(70_000)]
+    assert peer.ok(T.GQUEUE, {"q": "_system", "more": maps})["name"] == "_system"
+    assert peer.err(T.ADDQUEUE, {"name": "large", "config": {"more": maps}}) == "PROTOCOL_VIOLATION"
+    assert peer.closing

@@ -51,7 +51,11 @@ from headrace.wire.overhop import Raw, time_text, unpack
 cdef extern from "platform.h":
     int64_t hr_now_us() noexcept
 
+# What the messages of on_rarer() may have in their payload; the rest is never looked at.
+KNOWN_FIELDS = (b"q", b"credits", b"sid", b"name", b"config", b"jid", b"status", b"page", b"page_size")
+
 cdef enum:
+    MOST_FIELD = 65536          # bytes of a field that is a map or an array: objects take many times as much
     ANONYMOUS = 0
     GREETED = 1
     WORKER = 2
@@ -93,6 +97,21 @@ class Refused(Exception):
 
 class Violation(Exception):
     """An ERR that closes the connection: fields that are not as their message has them."""
+
+
+cdef dict known_fields(const Envelope* envelope):
+    """The fields of a payload that some message has. What is large and would become many objects is none of them."""
+    cdef View value
+    cdef bytes name
+    cdef dict found = {}
+    for name in KNOWN_FIELDS:
+        if find_field(envelope, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), &value):
+            # maps and arrays: 80 to 9f, dc to df
+            if value.size > MOST_FIELD and (0x80 <= value.data[0] <= 0x9f or 0xdc <= value.data[0] <= 0xdf):
+                found[name.decode()] = ...
+            else:
+                found[name.decode()] = unpack(value.data[:value.size])
+    return found
 
 
 def field(payload, name, kind, *, required=True):
@@ -540,7 +559,10 @@ cdef class OverhopSession(Session):
             return self.answer(rid, HI, b"\x80")
         if type == REGISTER:
             return self.on_register(envelope, now)
-        payload = unpack(envelope.payload.data[:envelope.payload.size])
+        if type == PING or type == LQUEUES or type == STATUS:
+            payload = {"": None} if envelope.entries else {}    # that there is nothing in it is all that is asked
+        else:
+            payload = known_fields(envelope)
         try:
             if type == PING:
                 self.shared.counts.pings += 1
