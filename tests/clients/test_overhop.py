@@ -333,6 +333,34 @@ def test_request_that_is_not_answered_in_time_is_told_and_the_connection_made_an
     run("uvloop", main)
 
 
+def test_jobs_that_are_sent_again_keep_their_order() -> None:
+    sent: list[list[object]] = [[], []]
+
+    async def loses_all(peer: ScriptedPeer) -> None:
+        await peer.greet()
+        for _ in range(50):
+            sent[0].append((await peer.message()).payload["job_payload"])
+        peer.hang_up()
+
+    async def takes_all(peer: ScriptedPeer) -> None:
+        await peer.greet()
+        for i in range(50):
+            message = await peer.message()
+            sent[1].append(message.payload["job_payload"])
+            peer.send(101, message.rid, {"jid": str(i)})
+
+    async def main() -> None:
+        async with ScriptedServer(loses_all, takes_all) as server:
+            client = OverhopClient(server.address)
+            await client.connect()
+            ids = await client.enqueue_many("mail", list(range(50)))
+            assert ids == [str(i) for i in range(50)]
+            await client.close()
+        assert sent == [list(range(50)), list(range(50))]
+
+    run("asyncio", main)
+
+
 def test_jobs_that_come_with_the_answer_to_subscribe_are_not_lost() -> None:
     async def main() -> None:
         async def eager(peer: ScriptedPeer) -> None:

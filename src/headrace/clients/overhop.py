@@ -132,7 +132,7 @@ class OverhopClient:
         self._attempts = 0  # to reconnect, since a connection was last settled
         self._linked_at = 0.0
         self._reconnecting: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Future[None]] = set()  # for a link that takes requests
+        self._waiting: dict[asyncio.Future[None], None] = {}  # for a link that takes requests, in order
         self._loop: asyncio.AbstractEventLoop
 
     # --- connecting and closing -----------------------------------------------------------------------------
@@ -238,11 +238,11 @@ class OverhopClient:
             if link is not None and not link.paused:
                 return link
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.add(waiter)
+            self._waiting[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiting.discard(waiter)
+                self._waiting.pop(waiter, None)
 
     def _wake(self) -> None:
         for waiter in self._waiting:
