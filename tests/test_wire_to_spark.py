@@ -187,7 +187,6 @@ def taken(table: Path) -> int:
 
 
 @pytest.mark.needs("java")
-@pytest.mark.timeout(900)  # it starts and ends three JVMs and four gateways
 def test_every_acknowledged_message_is_in_the_table_once_whatever_is_killed(tmp_path: Path) -> None:
     data, table = tmp_path / "data", tmp_path / "table"
     ingest = ("spark", "ingest", str(data / "drop"), str(table), "--every", "200ms", "--quiet")
