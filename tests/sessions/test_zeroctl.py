@@ -666,14 +666,14 @@ def test_large_body_is_hashed_elsewhere_while_the_connection_waits_in_order(gate
     peer.session.connection = carrier = Carrier()
     large = bytes(2000)
     frames = [message("event.a", b"small", 2), message("event.a", large, 3), message("event.a", b"after", 4)]
-    assert peer.session.feed(b"".join(frames), gateway.now) == b""
+    early = peer.session.feed(b"".join(frames), gateway.now)  # the first one's, if it is safe by now
     assert peer.session.blocked
     assert [len(body) for body, _ in asked] == [2000]
-    peer.session.feed(b"", gateway.now)
+    early += peer.session.feed(b"", gateway.now)
     assert len(asked) == 1
     asked[0][1](hashlib.sha256(large).digest())
     assert carrier.unblocked == 1
-    answers = peer.send()
+    answers = [*peer.decoder.feed(early), *peer.send()]
     assert sum(one.count for one in answers if isinstance(one, wire.Confirm)) == 3
     assert gateway.counts["hashed_off_loop"] == 1
     received = gateway.bus.subscribe("#", start=0).join(None, -1, gateway.now)

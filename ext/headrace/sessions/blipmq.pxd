@@ -3,8 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.bus cimport Bus, Member, Subscription
-from headrace.log cimport Message, Origin
-from headrace.session cimport Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.blipmq cimport RawFrame
 
@@ -52,23 +51,16 @@ cdef class Blipmq:
     cdef Counts counts
 
 
-cdef class BlipmqSession(Session):
+cdef class BlipmqSession(LoggedSession):
     cdef Blipmq shared
-    cdef Bus bus
     cdef bint greeted                   # HELLO was performed
     cdef Rights rights                  # of the key that authenticated; None before
-    cdef Origin* origin
     cdef dict used                      # subscription id -> Share, of the subscriptions used here
     cdef uint64_t last_id               # the subscription of the last POLL; 0: none, or its rights may have changed
     cdef Share last_share
     cdef bint last_allowed              # its topic may still be subscribed to
-    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
-    cdef bint sync_wanted               # this read event moved confirmed_lsn
     cdef bint unfenced                  # QoS 0 messages were published since the last POLL that had to see them
     cdef int64_t began                  # when the session was first told the time, or lost its key
-    cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
-    cdef uint64_t full_segment          # number of the segment that was the last one then
-    cdef Message message                # filled anew for each publish
     cdef uint32_t memo_topic            # the last topic published to: allowed, known to the bus. 0: none
     cdef uint32_t rights_changes        # Rights.changes when what is remembered here was found out
     cdef uint16_t memo_size
@@ -89,8 +81,6 @@ cdef class BlipmqSession(Session):
     cdef int stop_using(self, uint64_t id, int64_t now) except -1
     cdef int stop_using_all(self, int64_t now) except -1
     cdef int not_appended(self, int rc, uint8_t qos, uint64_t correlation, int64_t now) except -1
-    cdef int confirm_at(self, uint64_t lsn) noexcept
-    cdef int check_log(self) except -1
     cdef int ack(self, uint64_t correlation, uint64_t id) except -1
     cdef int nack(self, uint64_t correlation, uint16_t code, str text) except -1
     cdef str forbidden(self, str right, const uint8_t* topic, Py_ssize_t n)

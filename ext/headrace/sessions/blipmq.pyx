@@ -14,12 +14,11 @@ kind of request can make the output grow.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
 from headrace.bus cimport BLIPMQ, Bus, Delivery, Subscription
-from headrace.log cimport APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
-from headrace.session cimport Output, Session
+from headrace.log cimport APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.blipmq cimport (
     ACK, ACK_SIZE, AUTH, HELLO, MAX_LENGTH, MIN_LENGTH, PING, POLL, PONG_SIZE, PUBLISH, SUBSCRIBE, VERSION, RawFrame,
@@ -62,20 +61,12 @@ cdef class Blipmq:
         return self.counts
 
 
-cdef class BlipmqSession(Session):
+cdef class BlipmqSession(LoggedSession):
     def __cinit__(self, Blipmq shared not None):
         self.shared = shared
         self.bus = shared.bus
         self.used = {}
-        memset(&self.message, 0, sizeof(Message))
         self.message.protocol = BLIPMQ
-
-    def __dealloc__(self):
-        # What Log.close_origin() does; the garbage collector may have taken the log from here already.
-        free(self.origin)
-
-    cdef uint64_t safe_end(self) noexcept:
-        return self.bus.log.safe_lsn()
 
     cdef Py_ssize_t receive(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1:
         cdef Py_ssize_t at = 0, used = 0, wanted = 0
@@ -107,11 +98,7 @@ cdef class BlipmqSession(Session):
             if self.blocked:
                 break                   # this frame is not done: it comes again
             at += used
-        self.bus.flush(now)
-        if self.sync_wanted:
-            self.sync_wanted = False
-            if self.bus.log.safe_lsn() < self.confirmed_lsn:
-                self.bus.log.ask_sync()
+        self.flush(now)
         return n if self.closing else at
 
     cdef int on_frame(self, RawFrame* frame, int64_t now) except -1:
@@ -147,7 +134,6 @@ cdef class BlipmqSession(Session):
 
     cdef int on_auth(self, RawFrame* frame, int64_t now) except -1:
         cdef Slice key
-        cdef bytes source
         if not self.greeted:
             return self.nack(frame.correlation, 400, "HELLO not performed")
         if self.rights is not None:
@@ -159,12 +145,7 @@ cdef class BlipmqSession(Session):
             return self.nack(frame.correlation, 401, "invalid API key")
         self.memo_topic = 0
         self.rights_changes = self.rights.changes
-        if self.origin != NULL:         # of a key that was revoked
-            self.bus.log.close_origin(self.origin)
-            self.message.origin = self.origin = NULL
-        peer = "" if self.connection is None else self.connection.peer
-        source = f"{self.rights.name}@{peer}".encode()
-        self.message.origin = self.origin = self.bus.log.open_origin(source)
+        self.name_origin(self.rights.name)
         self.shared.counts.authenticated += 1
         return self.ack(frame.correlation, 0)
 
@@ -230,33 +211,18 @@ cdef class BlipmqSession(Session):
             self.unfenced = True
         return 0
 
-    cdef int confirm_at(self, uint64_t lsn) noexcept:
-        """What is said to this peer from now on may imply that the log is safe up to here."""
-        if lsn > self.confirmed_lsn:
-            self.confirmed_lsn = lsn
-            self.sync_wanted = True
-        return 0
-
     cdef int not_appended(self, int rc, uint8_t qos, uint64_t correlation, int64_t now) except -1:
         """A log without room stops the reading of this connection; after block_timeout what can be refused is."""
         if rc == APPEND_TOO_LARGE:
             self.shared.counts.too_large += 1
             return self.nack(correlation, 400, f"message too large: the log takes {self.bus.log.max_record} bytes at most")
-        if rc == APPEND_FULL:
-            # In another segment than then, there was room in between.
-            if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
-                self.full_since = now
-                self.full_segment = self.bus.log.active.number
-            if now - self.full_since < self.shared.block_timeout_us:
-                self.blocked = True
-                self.waits_space = True
-                return 0
+        if self.wait_for_room(rc, self.shared.block_timeout_us, now):
+            return 0
         if qos == 0:
             self.shared.counts.dropped_full += 1
             return 0
         self.shared.counts.refused_full += 1
-        reason = self.bus.log.failed or self.bus.log.full or "the log has no room"
-        return self.nack(correlation, 500, f"durable publish failed: {reason}")
+        return self.nack(correlation, 500, f"durable publish failed: {self.why_not_appended()}")
 
     # --- subscribing ---------------------------------------------------------------------------------------------------
 
@@ -292,8 +258,7 @@ cdef class BlipmqSession(Session):
             self.shared.ids_known = self.bus.ids_written
             self.shared.ids_lsn = log.lsn()
         self.confirm_at(log.lsn() if wish.qos else self.shared.ids_lsn)
-        if log.safe_lsn() < self.confirmed_lsn:
-            self.out.gate(self.confirmed_lsn)
+        self.gate()
         return self.ack(frame.correlation, subscription.id)
 
     cdef Subscription own(self, uint64_t id):
@@ -417,8 +382,7 @@ cdef class BlipmqSession(Session):
 
     cdef int on_ping(self, RawFrame* frame, int64_t now) except -1:
         self.shared.counts.pings += 1
-        if self.confirmed_lsn > self.bus.log.safe_lsn():
-            self.out.gate(self.confirmed_lsn)
+        self.gate()
         self.out.commit(write_pong(self.out.reserve(PONG_SIZE), frame.correlation))
         return 0
 
@@ -437,27 +401,13 @@ cdef class BlipmqSession(Session):
         ):
             self.shared.counts.handshakes_late += 1
             self.closing = True
-        if self.blocked and self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
-            self.unblock()              # to be refused or dropped
+        self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused or dropped
         return self.check_log()
 
     cdef int drain(self, int64_t now) except -1:
         return self.check_log()
 
-    cdef int check_log(self) except -1:
-        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the connection ends, so
-        that the peer knows that it was not confirmed."""
-        cdef Output rest
-        if (
-            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
-            or self.bus.log.failed is None
-        ):
-            return 0
-        rest = Output()
-        may_leave = self.out.take(self.bus.log.safe_lsn())
-        if may_leave is not None:
-            rest.write(may_leave)
-        self.out = rest
+    cdef int unconfirmed(self) except -1:
         self.closing = True
         self.shared.counts.unconfirmed += 1
         return 0

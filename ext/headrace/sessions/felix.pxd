@@ -3,8 +3,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.bus cimport Bus, Member, Subscription
-from headrace.log cimport Message, Origin
+from headrace.log cimport Origin
 from headrace.session cimport Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Rights
 from headrace.wire.bytes cimport View
 from headrace.wire.felix cimport RawFrame
@@ -92,18 +93,12 @@ cdef class FelixPeer:
     cdef bint may(self, bint publish, str topic) except -1
 
 
-cdef class FelixStream(Session):
+cdef class FelixStream(LoggedSession):
     """A stream that the client opened."""
     cdef Felix shared
-    cdef Bus bus
     cdef readonly FelixPeer peer
     cdef readonly bint one_way          # only publishes may come, and nothing can be answered
     cdef public object violation        # why the connection has to be closed, or None
-    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
-    cdef bint sync_wanted
-    cdef int64_t full_since             # the log has had no room for this stream since then; 0: it has
-    cdef uint64_t full_segment
-    cdef Message message                # filled anew for each publish
     cdef uint32_t memo_topic            # the topic of the last binary batch; 0: none
     cdef uint32_t memo_generation
     cdef uint16_t memo_size
@@ -126,7 +121,6 @@ cdef class FelixStream(Session):
     cdef int say(self, object message) except -1
     cdef int end(self) except -1
     cdef int bad_header(self, int bad, const uint8_t* data) except -1
-    cdef int check_log(self) except -1
 
 
 cdef class FelixEvents(Session):

@@ -22,13 +22,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy
 
 from headrace.bus cimport FELIX, Bus, Delivery, Subscription
 from headrace.log cimport (
     APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, RECORD_HEADER, Log, padded,
 )
-from headrace.session cimport Output, Session
+from headrace.session cimport Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Rights
 from headrace.wire.bytes cimport View, be16, be32, put_be32, put_be64, utf8_valid, view_of
 from headrace.wire.felix cimport (
@@ -272,17 +273,13 @@ cdef class FelixPeer:
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
-cdef class FelixStream(Session):
+cdef class FelixStream(LoggedSession):
     def __cinit__(self, FelixPeer peer not None, bint one_way):
         self.peer = peer
         self.shared = peer.shared
         self.bus = peer.shared.bus
         self.one_way = one_way
-        memset(&self.message, 0, sizeof(Message))
         self.message.protocol = FELIX
-
-    cdef uint64_t safe_end(self) noexcept:
-        return self.bus.log.safe_lsn()
 
     cdef Py_ssize_t receive(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1:
         cdef Py_ssize_t at = 0, used = 0, wanted = 0
@@ -311,11 +308,7 @@ cdef class FelixStream(Session):
             if self.blocked:
                 break                   # this frame is not done: it comes again
             at += used
-        self.bus.flush(now)
-        if self.sync_wanted:
-            self.sync_wanted = False
-            if self.bus.log.safe_lsn() < self.confirmed_lsn:
-                self.bus.log.ask_sync()
+        self.flush(now)
         return n if self.closing else at
 
     cdef int bad_header(self, int bad, const uint8_t* data) except -1:
@@ -514,16 +507,9 @@ cdef class FelixStream(Session):
             self.shared.counts.too_large += messages
             text = f"too large: the log takes {self.bus.log.max_record} bytes a message, and less than a segment a batch"
         else:
-            if rc == APPEND_FULL:
-                # In another segment than then, there was room in between.
-                if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
-                    self.full_since = now
-                    self.full_segment = self.bus.log.active.number
-                if now - self.full_since < self.shared.block_timeout_us:
-                    self.blocked = True
-                    self.waits_space = True
-                    return 0
-            text = f"publish failed: {self.bus.log.failed or self.bus.log.full or 'the log has no room'}"
+            if self.wait_for_room(rc, self.shared.block_timeout_us, now):
+                return 0
+            text = f"publish failed: {self.why_not_appended()}"
             if acked:
                 self.shared.counts.refused_full += 1
             else:
@@ -532,14 +518,10 @@ cdef class FelixStream(Session):
 
     cdef int confirm(self, object wish) except -1:
         """Answers an acknowledged publish once everything up to here is safe."""
-        cdef uint64_t lsn = self.bus.log.lsn()
         if self.one_way:
             return 0
-        if lsn > self.confirmed_lsn:
-            self.confirmed_lsn = lsn
-            self.sync_wanted = True
-        if self.bus.log.safe_lsn() < self.confirmed_lsn:
-            self.out.gate(self.confirmed_lsn)
+        self.confirm_at(self.bus.log.lsn())
+        self.gate()
         return self.say(PublishOk(wish.request_id) if numeric(wish.request_id) else Ok(wish.request_id))
 
     # --- subscribing ---------------------------------------------------------------------------------------------------
@@ -656,27 +638,13 @@ cdef class FelixStream(Session):
     cdef int tick(self, int64_t now) except -1:
         if not self.bus.log.open:
             return 0
-        if self.blocked and self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
-            self.unblock()              # to be refused or dropped
+        self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused or dropped
         return self.check_log()
 
     cdef int drain(self, int64_t now) except -1:
         return self.check_log()
 
-    cdef int check_log(self) except -1:
-        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the stream ends, so that
-        the peer knows that it was not confirmed."""
-        cdef Output rest
-        if (
-            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
-            or self.bus.log.failed is None
-        ):
-            return 0
-        rest = Output()
-        may_leave = self.out.take(self.bus.log.safe_lsn())
-        if may_leave is not None:
-            rest.write(may_leave)
-        self.out = rest
+    cdef int unconfirmed(self) except -1:
         self.shared.counts.unconfirmed += 1
         return self.end()
 

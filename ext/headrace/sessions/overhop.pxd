@@ -3,8 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.bus cimport Bus, Delivery, Member
-from headrace.log cimport Message, Origin
-from headrace.session cimport Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.queues cimport Queue, Queues
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.bytes cimport View
@@ -63,13 +62,11 @@ cdef class Seat:
     cdef char sid[UUID_CHARS]
 
 
-cdef class OverhopSession(Session):
+cdef class OverhopSession(LoggedSession):
     cdef Overhop shared
-    cdef Bus bus
     cdef uint8_t state                  # ANONYMOUS, GREETED or WORKER
     cdef bint counted                   # among the shared anonymous ones or workers
     cdef readonly str wid               # of a worker
-    cdef Origin* origin
     cdef list seats
     cdef dict by_sid                    # 16 bytes -> Seat
     cdef Py_ssize_t turn                # which seat is served first
@@ -80,10 +77,6 @@ cdef class OverhopSession(Session):
     cdef int64_t ident_deadline         # 0: not asked
     cdef bint promised                  # this read event wrote answers that have to wait until all of it is safe
     cdef uint64_t promised_from         # place in the output stream of the first of them
-    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
-    cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
-    cdef uint64_t full_segment          # number of the segment that was the last one then
-    cdef Message message                # filled anew for each job
     cdef Queue last_queue               # the one that was named last
 
     cdef int on_envelope(self, Envelope* envelope, int64_t now) except -1
@@ -101,7 +94,6 @@ cdef class OverhopSession(Session):
     cdef int promise(self) noexcept
     cdef int keep_promises(self, int64_t now) except -1
     cdef int purge(self, int64_t now) except -1
-    cdef int check_log(self) except -1
     cdef int answer(self, const View* rid, int type, bytes payload) except -1
     cdef int ok_empty(self, const View* rid) except -1
     cdef int error(self, const View* rid, str code, str text, bint closes) except -1

@@ -20,7 +20,6 @@ import uuid
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from headrace.bus cimport (
@@ -28,9 +27,9 @@ from headrace.bus cimport (
     read_timing, write_timing,
 )
 from headrace.log cimport (
-    APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_MSGPACK, FLAG_TIMED, View as RecordView,
+    APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_MSGPACK, FLAG_TIMED, View as RecordView,
 )
-from headrace.session cimport Output, Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.queues cimport Queue, Queues
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.bytes cimport View
@@ -178,7 +177,7 @@ cdef class Overhop:
         return rights.may_subscribe(queue.topic, PyBytes_AS_STRING(queue.topic_name), PyBytes_GET_SIZE(queue.topic_name))
 
 
-cdef class OverhopSession(Session):
+cdef class OverhopSession(LoggedSession):
     def __cinit__(self, Overhop shared not None):
         self.shared = shared
         self.bus = shared.bus
@@ -186,15 +185,7 @@ cdef class OverhopSession(Session):
         self.by_sid = {}
         shared.anonymous += 1
         self.counted = True
-        memset(&self.message, 0, sizeof(self.message))
         self.message.protocol = OVERHOP
-
-    def __dealloc__(self):
-        # What Log.close_origin() does; the garbage collector may have taken the log from here already.
-        free(self.origin)
-
-    cdef uint64_t safe_end(self) noexcept:
-        return self.bus.log.safe_lsn()
 
     cdef Py_ssize_t receive(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1:
         cdef Py_ssize_t at = 0, used = 0, wanted = 0, bad_at = 0
@@ -256,9 +247,7 @@ cdef class OverhopSession(Session):
         self.shared.anonymous -= 1
         self.shared.workers += 1
         self.shared.counts.registered += 1
-        peer = "" if self.connection is None else self.connection.peer
-        source = f"{self.shared.key or 'overhop'}@{peer}".encode()
-        self.message.origin = self.origin = self.bus.log.open_origin(source)
+        self.name_origin(self.shared.key or "overhop")
         return self.answer(&envelope.rid, OK, pack({"wid": self.wid}))
 
     # --- jobs ----------------------------------------------------------------------------------------------------------
@@ -366,18 +355,10 @@ cdef class OverhopSession(Session):
             return self.error(
                 &envelope.rid, "INVALID_JOB_PAYLOAD",
                 f"the job is too large: the log takes {self.bus.log.max_record} bytes at most", False)
-        if rc == APPEND_FULL:
-            # In another segment than then, there was room in between.
-            if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
-                self.full_since = now
-                self.full_segment = self.bus.log.active.number
-            if now - self.full_since < self.shared.block_timeout_us:
-                self.blocked = True
-                self.waits_space = True
-                return 0
+        if self.wait_for_room(rc, self.shared.block_timeout_us, now):
+            return 0
         self.shared.counts.refused_full += 1
-        reason = self.bus.log.failed or self.bus.log.full or "the log has no room"
-        return self.error(&envelope.rid, "JOB_PERSISTENCE_ERROR", f"the job is not in the log: {reason}", False)
+        return self.error(&envelope.rid, "JOB_PERSISTENCE_ERROR", f"the job is not in the log: {self.why_not_appended()}", False)
 
     cdef int find_job(self, const View* jid, uint64_t* offset) except -1:
         """Takes a job's id apart: 0 if it is none, 1 if it is not of a queue or log that is here; 2 with its offset, and
@@ -869,8 +850,7 @@ cdef class OverhopSession(Session):
         if self.state != WORKER and not self.closing and now - self.checked >= self.shared.cadence_us:
             self.checked += (now - self.checked) // self.shared.cadence_us * self.shared.cadence_us
             self.purge(now)
-        if self.blocked and self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
-            self.unblock()              # to be refused
+        self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused
         return self.check_log()
 
     cdef int purge(self, int64_t now) except -1:
@@ -895,20 +875,7 @@ cdef class OverhopSession(Session):
     cdef int drain(self, int64_t now) except -1:
         return self.check_log()
 
-    cdef int check_log(self) except -1:
-        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the connection ends, so
-        that the peer knows that it was not confirmed."""
-        cdef Output rest
-        if (
-            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
-            or self.bus.log.failed is None
-        ):
-            return 0
-        rest = Output()
-        may_leave = self.out.take(self.bus.log.safe_lsn())
-        if may_leave is not None:
-            rest.write(may_leave)
-        self.out = rest
+    cdef int unconfirmed(self) except -1:
         self.closing = True
         self.shared.counts.unconfirmed += 1
         return 0

@@ -4,8 +4,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.bus cimport Bus, Delivery, Member, Subscription
-from headrace.log cimport Message, Origin, View
-from headrace.session cimport Session
+from headrace.log cimport Message, View
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
 from headrace.wire.relink cimport Bounds, RawHello, RawPacket
@@ -227,9 +227,8 @@ cdef class Relink:
     cdef int publish_kept(self, Link link, InChannel channel, tuple entry, Message* message, int64_t now) except -100
 
 
-cdef class RelinkSession(Session):
+cdef class RelinkSession(LoggedSession):
     cdef Relink shared
-    cdef Bus bus
     cdef readonly Link link
     cdef int stage
     cdef bint resuming                  # the link is an old one
@@ -239,13 +238,7 @@ cdef class RelinkSession(Session):
     cdef int64_t began
     cdef int64_t heard                  # when bytes last came
     cdef int64_t pinged                 # 0: no answer is awaited
-    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
-    cdef bint sync_wanted               # this read event moved confirmed_lsn
-    cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
-    cdef uint64_t full_segment          # number of the segment that was the last one then
-    cdef Origin* origin
     cdef uint32_t rights_changes        # Rights.changes when the channels' topics were found
-    cdef Message message                # filled anew for each publish
     cdef uint32_t runs_count
     cdef uint64_t left                  # messages that the batch announced and that are not done yet
     cdef uint32_t targets_done          # of the first packet, which was interrupted
@@ -258,9 +251,7 @@ cdef class RelinkSession(Session):
 
     cdef int violate(self) except -1
     cdef int forbid(self) except -1
-    cdef int confirm_at(self, uint64_t lsn) noexcept
-    cdef int gate(self) except -1
-    cdef int check_log(self) except -1
+    cdef int promise(self) except -1
     cdef int on_hello(self, RawHello* hello, int64_t now) except -1
     cdef int renotify(self, int64_t now) except -1
     cdef Py_ssize_t receive_packets(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1

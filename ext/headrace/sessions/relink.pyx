@@ -34,7 +34,7 @@ from headrace.log cimport (
     APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, RECORD_HEADER, Log,
     Message, RecordHeader, Segment, View, padded, view_record,
 )
-from headrace.session cimport Output, Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
 from headrace.wire.bytes cimport utf8_valid
@@ -793,7 +793,7 @@ cdef class Relink:
 
 # --- sessions ----------------------------------------------------------------------------------------------------------
 
-cdef class RelinkSession(Session):
+cdef class RelinkSession(LoggedSession):
     def __cinit__(self, Relink shared not None):
         self.shared = shared
         self.bus = shared.bus
@@ -801,14 +801,7 @@ cdef class RelinkSession(Session):
         self.committing = []
         self.closing_ids = {}
         self.closing_room = CLOSING
-        memset(&self.message, 0, sizeof(Message))
         self.message.protocol = RELINK
-
-    def __dealloc__(self):
-        free(self.origin)               # as Log.close_origin() does
-
-    cdef uint64_t safe_end(self) noexcept:
-        return self.bus.log.safe_lsn()
 
     cdef Py_ssize_t receive(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1:
         cdef Py_ssize_t at = 0, used = 0, wanted = 0
@@ -838,11 +831,7 @@ cdef class RelinkSession(Session):
                 at += used
         if self.stage == AT_PACKETS and not self.closing:
             at += self.receive_packets(data + at, n - at, now)
-        self.bus.flush(now)
-        if self.sync_wanted:
-            self.sync_wanted = False
-            if self.bus.log.safe_lsn() < self.confirmed_lsn:
-                self.bus.log.ask_sync()
+        self.flush(now)
         return n if self.closing else at
 
     cdef int violate(self) except -1:
@@ -851,19 +840,10 @@ cdef class RelinkSession(Session):
         self.closing = True
         return 0
 
-    cdef int confirm_at(self, uint64_t lsn) noexcept:
-        """What is said to this peer from now on may imply that the log is safe up to here."""
-        if lsn > self.confirmed_lsn:
-            self.confirmed_lsn = lsn
-            self.sync_wanted = True
-        return 0
-
-    cdef int gate(self) except -1:
-        """What is put from now on is a promise: it leaves when all that was appended is safe."""
+    cdef int promise(self) except -1:
+        """What is put from now on leaves when all that was appended is safe."""
         self.confirm_at(self.bus.log.lsn())
-        if self.confirmed_lsn > self.bus.log.safe_lsn():
-            self.out.gate(self.confirmed_lsn)
-        return 0
+        return self.gate()
 
     # --- the handshake -------------------------------------------------------------------------------------------------
 
@@ -926,9 +906,8 @@ cdef class RelinkSession(Session):
         link.session = self
         if endpoint.rights is not None:
             self.rights_changes = endpoint.rights.changes
-        peer = "" if self.connection is None else self.connection.peer
-        self.message.origin = self.origin = self.bus.log.open_origin(f"{endpoint.name}@{peer}".encode())
-        self.gate()                     # a link that was told of is there after a kill
+        self.name_origin(endpoint.name)
+        self.promise()                  # a link that was told of is there after a kill
         self.out.commit(write_answer(self.out.reserve(ANSWER_SIZE), shared.epoch, link.id))
         if self.resuming:
             self.renotify(now)
@@ -1312,14 +1291,8 @@ cdef class RelinkSession(Session):
     cdef int not_appended(self, int rc, int64_t now) except -1:
         """A log without room stops the reading of this connection. What was not committed cannot be refused in the
         protocol's words, so after block_timeout the connection ends; the peer has it all, and sends it again."""
-        if rc == APPEND_FULL:
-            if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
-                self.full_since = now
-                self.full_segment = self.bus.log.active.number
-            if now - self.full_since < self.shared.block_timeout_us:
-                self.blocked = True
-                self.waits_space = True
-                return 0
+        if self.wait_for_room(rc, self.shared.block_timeout_us, now):
+            return 0
         if rc == APPEND_TOO_LARGE:
             self.shared.counts.too_large += 1
         else:
@@ -1332,7 +1305,7 @@ cdef class RelinkSession(Session):
         cdef InChannel channel
         if not self.touched:
             return 0
-        self.gate()
+        self.promise()
         for channel in self.touched:
             channel.touched = False
             self.acknowledge_one(channel)
@@ -1404,7 +1377,7 @@ cdef class RelinkSession(Session):
 
     cdef int answer(self, InChannel channel, uint64_t upto, bint committed) except -1:
         """Always by number, as is asked for after rollbacks (relink §3.2)."""
-        self.gate()
+        self.promise()
         self.acknowledge_one(channel)
         self.out.commit(write_sequence(
             self.out.reserve(LARGEST_ACK), SEQUENCE_ACKNOWLEDGEMENT, COMMITTED if committed else UNCOMMITTED, channel.id,
@@ -1512,7 +1485,7 @@ cdef class RelinkSession(Session):
             link.ins.remove(channel)
             link.change(channel)
             self.write_note(now)
-        self.gate()
+        self.promise()
         self.out.commit(write_plain(
             self.out.reserve(LARGEST_ACK), ACKNOWLEDGEMENT, CLOSED, id, link.endpoint.connector_size))
         self.closing_ids[id] = self.out.taken + <uint64_t>self.out.size
@@ -1910,8 +1883,7 @@ cdef class RelinkSession(Session):
             elif now - max(self.heard, self.began) > self.shared.ping_interval_us:
                 self.pinged = now
                 self.out.commit(write_general(self.out.reserve(GENERAL_SIZE), PING))
-        if self.blocked and self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
-            self.unblock()              # to be refused, or to end
+        self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused, or to end
         if self.link.unwritten:
             self.write_note(now)
             self.bus.flush(now)
@@ -1933,20 +1905,7 @@ cdef class RelinkSession(Session):
             self.bus.flush(now)
         return self.check_log()
 
-    cdef int check_log(self) except -1:
-        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the connection ends, so
-        that the peer knows that it was not confirmed."""
-        cdef Output rest
-        if (
-            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
-            or self.bus.log.failed is None
-        ):
-            return 0
-        rest = Output()
-        may_leave = self.out.take(self.bus.log.safe_lsn())
-        if may_leave is not None:
-            rest.write(may_leave)
-        self.out = rest
+    cdef int unconfirmed(self) except -1:
         self.closing = True
         self.shared.counts.unconfirmed += 1
         return 0

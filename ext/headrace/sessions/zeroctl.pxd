@@ -3,8 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from headrace.bus cimport Bus, Delivery, Member, Subscription
-from headrace.log cimport Message, Origin
-from headrace.session cimport Session
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
 from headrace.wire.zeroctl cimport RawBind, RawFrame, RawHeader, RawMessage
@@ -85,27 +84,20 @@ cdef class Binding(Waker):
     cdef bint holds(self, const uint8_t* header, Py_ssize_t n) noexcept
 
 
-cdef class ZeroctlSession(Session):
+cdef class ZeroctlSession(LoggedSession):
     cdef Zeroctl shared
-    cdef Bus bus
     cdef Rights rights                  # of the key that opened; None before
     cdef str node                       # what the peer calls itself, or empty
     cdef str uuid
-    cdef Origin* origin
     cdef dict bindings                  # number -> Binding
     cdef object due                     # deque of bindings that may have something
-    cdef uint64_t confirmed_lsn         # what this peer was told, or will be, is safe once the log is up to here
-    cdef bint sync_wanted               # this read event moved confirmed_lsn
     cdef uint64_t run_id                # the last message that waits for its CONFIRM to be written
     cdef uint32_t run_count             # how many before it have consecutive ids, itself included; 0: none waits
     cdef int64_t began                  # when the session was first told the time
     cdef int64_t heard                  # when it last received something
     cdef int64_t pinged                 # when it last asked whether the peer is there; 0: since then it was heard
-    cdef int64_t full_since             # the log has had no room for this connection since then; 0: it has
-    cdef uint64_t full_segment          # number of the segment that was the last one then
     cdef bint hashing                   # a thread computes the digest of the first frame's body
     cdef bytes digest                   # which it has done
-    cdef Message message                # filled anew for each publish
     cdef uint32_t memo_topic            # the last key published to: allowed, known to the bus. 0: none
     cdef bint memo_signed               # it needs a signature
     cdef uint32_t rights_changes        # Rights.changes when what is remembered here was found out
@@ -131,8 +123,6 @@ cdef class ZeroctlSession(Session):
     cdef int pass_by(self, Binding binding, uint64_t tag, bint confirm) except -1
     cdef uint8_t* room_for(self, Py_ssize_t n) except NULL
     cdef int not_appended(self, int rc, bint confirm, uint64_t id, int64_t now) except -1
-    cdef int confirm_at(self, uint64_t lsn) noexcept
     cdef int say_confirmed(self) except -1
     cdef int done(self, uint64_t id) except -1
     cdef int refuse(self, uint64_t id, uint16_t code, str text) except -1
-    cdef int check_log(self) except -1

@@ -17,12 +17,11 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
 from headrace.bus cimport ZEROCTL, Bus, Delivery, Subscription
-from headrace.log cimport APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
-from headrace.session cimport Output, Session
+from headrace.log cimport APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
+from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
 from headrace.wire.bytes cimport View as Slice, be64
@@ -169,22 +168,14 @@ cdef class Binding(Waker):
         return True
 
 
-cdef class ZeroctlSession(Session):
+cdef class ZeroctlSession(LoggedSession):
     def __cinit__(self, Zeroctl shared not None):
         self.shared = shared
         self.bus = shared.bus
         self.node = self.uuid = ""
         self.bindings = {}
         self.due = deque()
-        memset(&self.message, 0, sizeof(Message))
         self.message.protocol = ZEROCTL
-
-    def __dealloc__(self):
-        # What Log.close_origin() does; the garbage collector may have taken the log from here already.
-        free(self.origin)
-
-    cdef uint64_t safe_end(self) noexcept:
-        return self.bus.log.safe_lsn()
 
     cdef Py_ssize_t receive(self, const uint8_t* data, Py_ssize_t n, int64_t now) except -1:
         cdef Py_ssize_t at = 0, used = 0, wanted = 0
@@ -220,11 +211,7 @@ cdef class ZeroctlSession(Session):
                 break                   # this frame is not done: it comes again
             at += used
         self.say_confirmed()
-        self.bus.flush(now)
-        if self.sync_wanted:
-            self.sync_wanted = False
-            if self.bus.log.safe_lsn() < self.confirmed_lsn:
-                self.bus.log.ask_sync()
+        self.flush(now)
         return n if self.closing else at
 
     cdef int on_frame(self, RawFrame* frame, int64_t now) except -1:
@@ -280,8 +267,7 @@ cdef class ZeroctlSession(Session):
         self.memo_topic = 0
         self.node = wish.node.data[:wish.node.size].decode()
         self.uuid = wish.uuid.data[:wish.uuid.size].decode().lower()
-        peer = "" if self.connection is None else self.connection.peer
-        self.message.origin = self.origin = self.bus.log.open_origin(f"{rights.name}@{peer}".encode())
+        self.name_origin(rights.name)
         self.shared.counts.opened += 1
         self.out.write(encode_welcome(
             self.shared.node_name, self.shared.node_uuid, min(65535, self.shared.keepalive_us // 1_000_000),
@@ -423,20 +409,12 @@ cdef class ZeroctlSession(Session):
             self.scratch = PyBytes_FromStringAndSize(NULL, max(n, 4096))
         return <uint8_t*>PyBytes_AS_STRING(self.scratch)
 
-    cdef int confirm_at(self, uint64_t lsn) noexcept:
-        """What is said to this peer from now on may imply that the log is safe up to here."""
-        if lsn > self.confirmed_lsn:
-            self.confirmed_lsn = lsn
-            self.sync_wanted = True
-        return 0
-
     cdef int say_confirmed(self) except -1:
         """Puts the CONFIRM of the messages that wait for theirs, behind a gate."""
         if self.run_count == 0:
             return 0
         self.confirm_at(self.bus.log.lsn())
-        if self.bus.log.safe_lsn() < self.confirmed_lsn:
-            self.out.gate(self.confirmed_lsn)
+        self.gate()
         self.out.commit(write_confirm(self.out.reserve(CONFIRM_SIZE), self.run_id, self.run_count))
         self.shared.counts.confirmed += self.run_count
         self.run_count = 0
@@ -447,20 +425,13 @@ cdef class ZeroctlSession(Session):
         if rc == APPEND_TOO_LARGE:
             self.shared.counts.too_large += 1
             return self.refuse(id, 413, f"the message is too large: the log takes {self.bus.log.max_record} bytes at most")
-        if rc == APPEND_FULL:
-            # In another segment than then, there was room in between.
-            if self.full_since == 0 or self.full_segment != self.bus.log.active.number:
-                self.full_since = now
-                self.full_segment = self.bus.log.active.number
-            if now - self.full_since < self.shared.block_timeout_us:
-                self.blocked = True
-                self.waits_space = True
-                return 0
+        if self.wait_for_room(rc, self.shared.block_timeout_us, now):
+            return 0
         if not confirm:
             self.shared.counts.dropped_full += 1
             return 0
         self.shared.counts.refused_full += 1
-        return self.refuse(id, 503, f"the message was not taken: {self.bus.log.failed or self.bus.log.full or 'the log has no room'}")
+        return self.refuse(id, 503, f"the message was not taken: {self.why_not_appended()}")
 
     # --- bindings ------------------------------------------------------------------------------------------------------
 
@@ -530,8 +501,7 @@ cdef class ZeroctlSession(Session):
         binding.member = subscription.join(binding, -1 if wish.credit == 0xFFFFFFFF else <int64_t>wish.credit, now)
         self.bindings[binding.number] = binding
         self.shared.counts.bound += 1
-        if self.confirmed_lsn > log.safe_lsn():
-            self.out.gate(self.confirmed_lsn)
+        self.gate()
         self.done(frame.id)
         return self.make_due(binding)
 
@@ -742,8 +712,7 @@ cdef class ZeroctlSession(Session):
             self.closing = True
         if self.blocked:
             self.heard = now            # who is not read cannot speak
-            if self.waits_space and now - self.full_since >= self.shared.block_timeout_us:
-                self.unblock()          # to be refused or dropped
+            self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused or dropped
         elif every and self.rights is not None and not self.closing and now - self.heard >= every:
             if now - self.heard >= SILENT_AFTER * every:
                 self.shared.counts.silent += 1
@@ -759,20 +728,7 @@ cdef class ZeroctlSession(Session):
             self.refuse(0, 503, "the gateway is stopping")
         return 0
 
-    cdef int check_log(self) except -1:
-        """A sync that failed is final: what waits for it would wait for ever. It is not said, and the connection ends, so
-        that the peer knows that it was not confirmed."""
-        cdef Output rest
-        if (
-            self.closing or not self.bus.log.open or self.confirmed_lsn <= self.bus.log.safe_lsn()
-            or self.bus.log.failed is None
-        ):
-            return 0
-        rest = Output()
-        may_leave = self.out.take(self.bus.log.safe_lsn())
-        if may_leave is not None:
-            rest.write(may_leave)
-        self.out = rest
+    cdef int unconfirmed(self) except -1:
         self.closing = True
         self.shared.counts.unconfirmed += 1
         return 0
