@@ -22,8 +22,7 @@ pairs, which include killing the gateway in the middle.
 
 The payload arrives byte for byte, in all pairs. What a topic is called in [BlipMQ](protocols/blipmq.md),
 [Felix](protocols/felix.md), [Overhop](protocols/overhop.md), [Relink](protocols/relink.md) and
-[zeroctl](protocols/zeroctl.md) is on their pages; one that a protocol has no address for is not offered there, and
-counted.
+[zeroctl](protocols/zeroctl.md), and how that can be changed, is in [Addresses and topics](addresses.md).
 """
 
 PROMISES: Final = """\

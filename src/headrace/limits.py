@@ -369,6 +369,7 @@ URL_CHARS = 2048
 KEY_BYTES = 65_535  # BlipMQ counts a key's bytes with 16 bits
 KEY_NAME_CHARS = 64  # it is in logs and in the `source` column
 KEY_FILTERS = 1000  # rights are a handful of filters; this bounds the work of checking them
+MAP_PATTERN_CHARS = 1000  # of each side of a rule: what one can still read
 
 # --- the drop directory -------------------------------------------------------------------------------------
 

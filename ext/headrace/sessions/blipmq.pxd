@@ -34,6 +34,7 @@ cdef struct Counts:
 cdef class Share:
     """A subscription in use: all connections of its key that poll it do so as one member."""
     cdef Member member
+    cdef bytes address              # its topic as peers write it; None if the map has none
     cdef uint32_t users             # connections; the last one that goes leaves the subscription
 
 
@@ -45,6 +46,7 @@ cdef class Blipmq:
     cdef public int64_t handshake_timeout_us    # 0: none
     cdef public int64_t block_timeout_us
     cdef public uint32_t max_subscriptions      # of one connection
+    cdef public object map                      # headrace.mapping.Map of topics as peers write them; None: they are the bus's
     cdef dict shares                            # subscription id -> Share
     cdef uint64_t ids_known                     # Bus.ids_written when it was last looked at
     cdef uint64_t ids_lsn                       # the log has these ids for given out once it is safe up to here
@@ -77,6 +79,7 @@ cdef class BlipmqSession(LoggedSession):
     cdef int renew_rights(self, int64_t now) except -1
     cdef Subscription own(self, uint64_t id)
     cdef Share share_of(self, uint64_t id, int64_t now)
+    cdef bytes topic_of(self, const uint8_t* address, Py_ssize_t n)
     cdef Share use(self, Subscription subscription, int64_t now)
     cdef int stop_using(self, uint64_t id, int64_t now) except -1
     cdef int stop_using_all(self, int64_t now) except -1

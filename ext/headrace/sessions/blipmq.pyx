@@ -165,6 +165,9 @@ cdef class BlipmqSession(LoggedSession):
 
     cdef int on_publish(self, RawFrame* frame, int64_t now) except -1:
         cdef RawPublish publish
+        cdef const char* name
+        cdef Py_ssize_t name_size
+        cdef bytes mapped
         cdef uint32_t topic
         cdef int rc
         if split_publish(frame.payload, frame.size, &publish) != 0:
@@ -181,12 +184,21 @@ cdef class BlipmqSession(LoggedSession):
                 return self.nack(frame.correlation, 400, "empty topic")
             if publish.qos > 1:
                 return self.nack(frame.correlation, 400, "invalid QoS value")
+            name = <const char*>publish.topic
+            name_size = publish.topic_size
+            if self.shared.map is not None:
+                mapped = self.topic_of(publish.topic, publish.topic_size)
+                if mapped is None:
+                    return self.nack(
+                        frame.correlation, 400, self.shared.map.refusal(publish.topic[:publish.topic_size]))
+                name = PyBytes_AS_STRING(mapped)
+                name_size = PyBytes_GET_SIZE(mapped)
             # The right is asked first: a topic that nobody may publish to is not made.
-            topic = self.bus.log.find_topic(<const char*>publish.topic, publish.topic_size)
-            if not self.rights.may_publish(topic, <const char*>publish.topic, publish.topic_size):
-                return self.nack(frame.correlation, 401, self.forbidden("publish", publish.topic, publish.topic_size))
+            topic = self.bus.log.find_topic(name, name_size)
+            if not self.rights.may_publish(topic, name, name_size):
+                return self.nack(frame.correlation, 401, self.forbidden("publish", <const uint8_t*>name, name_size))
             try:
-                topic = self.bus.topic_id(<const char*>publish.topic, publish.topic_size)
+                topic = self.bus.topic_id(name, name_size)
             except BusError as e:
                 return self.nack(frame.correlation, 400, str(e))
             if publish.topic_size <= MEMO_BYTES:
@@ -211,6 +223,10 @@ cdef class BlipmqSession(LoggedSession):
             self.unfenced = True
         return 0
 
+    cdef bytes topic_of(self, const uint8_t* address, Py_ssize_t n):
+        """The bus's topic for one that a peer wrote; None if it has none."""
+        return address[:n] if self.shared.map is None else self.shared.map.topic(address[:n])
+
     cdef int not_appended(self, int rc, uint8_t qos, uint64_t correlation, int64_t now) except -1:
         """A log without room stops the reading of this connection; after block_timeout what can be refused is."""
         if rc == APPEND_TOO_LARGE:
@@ -229,6 +245,7 @@ cdef class BlipmqSession(LoggedSession):
     cdef int on_subscribe(self, RawFrame* frame, int64_t now) except -1:
         cdef RawSubscribe wish
         cdef Subscription subscription
+        cdef bytes name
         cdef uint32_t topic
         cdef Log log = self.bus.log
         if parse_subscribe(frame.payload, frame.size, &wish) != 0:
@@ -237,16 +254,21 @@ cdef class BlipmqSession(LoggedSession):
             return self.nack(frame.correlation, 400, "empty topic")
         if wish.qos > 1:
             return self.nack(frame.correlation, 400, "invalid QoS value")
-        topic = log.find_topic(<const char*>wish.topic, wish.topic_size)
-        if not self.rights.may_subscribe(topic, <const char*>wish.topic, wish.topic_size):
-            return self.nack(frame.correlation, 401, self.forbidden("subscribe", wish.topic, wish.topic_size))
+        name = self.topic_of(wish.topic, wish.topic_size)
+        if name is None:
+            return self.nack(frame.correlation, 400, self.shared.map.refusal(wish.topic[:wish.topic_size]))
+        topic = log.find_topic(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+        if not self.rights.may_subscribe(topic, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)):
+            return self.nack(
+                frame.correlation, 401,
+                self.forbidden("subscribe", <const uint8_t*>PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)))
         if <uint32_t>len(self.used) >= self.shared.max_subscriptions:
             return self.nack(
                 frame.correlation, 400, f"too many subscriptions: a connection has {self.shared.max_subscriptions} at most")
         self.bus.flush(now)             # what this connection published before is before the subscription's beginning
         try:
             subscription = self.bus.subscribe(
-                wish.topic[:wish.topic_size], exact=True, at_least_once=wish.qos == 1, durable=wish.qos == 1,
+                name, exact=True, at_least_once=wish.qos == 1, durable=wish.qos == 1,
                 owner=self.rights.name, protocol=BLIPMQ, now=now)
         except BusError as e:
             return self.nack(frame.correlation, 400, str(e))
@@ -274,6 +296,9 @@ cdef class BlipmqSession(LoggedSession):
         if share is None or share.member.gone:
             share = Share()
             share.member = subscription.join(None, -1, now)
+            share.address = subscription.filter
+            if self.shared.map is not None:
+                share.address = self.shared.map.address(subscription.filter)
             self.shared.shares[subscription.id] = share
         share.users += 1
         self.used[subscription.id] = share
@@ -325,6 +350,7 @@ cdef class BlipmqSession(LoggedSession):
         cdef Subscription subscription
         cdef const char* topic
         cdef uint16_t topic_size
+        cdef bytes name
         cdef Py_ssize_t size
         cdef Log log = self.bus.log
         if parse_poll(frame.payload, frame.size, &id) != 0:
@@ -335,10 +361,15 @@ cdef class BlipmqSession(LoggedSession):
         if share is None:
             return 0
         subscription = share.member.subscription
-        topic = PyBytes_AS_STRING(subscription.filter)
-        topic_size = <uint16_t>PyBytes_GET_SIZE(subscription.filter)
+        name = subscription.filter
         if not self.last_allowed:
-            return self.nack(frame.correlation, 401, self.forbidden("subscribe", <const uint8_t*>topic, topic_size))
+            return self.nack(
+                frame.correlation, 401,
+                self.forbidden("subscribe", <const uint8_t*>PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)))
+        if share.address is None:       # of before the map was another one
+            return self.nack(frame.correlation, 400, f"no rule of [[map]] has an address for {name.decode()!r:.120}")
+        topic = PyBytes_AS_STRING(share.address)
+        topic_size = <uint16_t>PyBytes_GET_SIZE(share.address)
         log.make_readable()             # a poll sees what this connection published just before it
         if self.unfenced and subscription.at_least_once:
             self.unfenced = False       # and what is delivered at least once follows the safe end

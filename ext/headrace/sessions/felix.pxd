@@ -64,6 +64,7 @@ cdef class Felix:
     cdef public uint32_t batch_events           # most events in a frame
     cdef public uint64_t batch_bytes            # a frame ends when it has as many bytes of payload
     cdef public int64_t batch_delay_us          # how long a frame that is not full may wait for more
+    cdef public object map                      # headrace.mapping.Map of "tenant/namespace/stream"; None: the protocol's own rule
     cdef bint strict                            # only what is registered exists
     cdef set streams                            # (tenant, namespace, stream)
     cdef set caches

@@ -167,10 +167,26 @@ cdef class Felix:
         cdef Log log = self.bus.log
         while log.open and self.topics_seen <= log.names_count:
             name = log.topic_name(self.topics_seen) if log.names[self.topics_seen].text != NULL else None
-            if name is not None and address_of(name.decode("utf-8", "replace")) is None:
+            if name is not None and not self.has_address(name):
                 self.topics_without_address += 1
             self.topics_seen += 1
         return {**self.counts, "topics_without_address": self.topics_without_address}
+
+    def has_address(self, bytes topic not None):
+        """Whether a topic is one that Felix's peers can name."""
+        if self.map is None:
+            return address_of(topic.decode("utf-8", "replace")) is not None
+        return self.map.address(topic) is not None
+
+    def topic_of(self, str tenant not None, str namespace not None, str stream not None):
+        """The topic of a stream; ValueError if it has none."""
+        if self.map is None:
+            return topic_of(tenant, namespace, stream)
+        address = f"{tenant}/{namespace}/{stream}".encode()
+        topic = None if "/" in tenant or "/" in namespace else self.map.topic(address)
+        if topic is None:
+            raise ValueError(self.map.refusal(address))
+        return topic.decode()
 
     def gauges(self):
         """What is held now, by name."""
@@ -253,7 +269,7 @@ cdef class FelixPeer:
             raise Refused(
                 f"stream not found: tenant={shown(tenant)} namespace={shown(namespace)} stream={shown(stream)}", "not_found")
         try:
-            topic = topic_of(tenant, namespace, stream)
+            topic = self.shared.topic_of(tenant, namespace, stream)
         except ValueError as error:
             raise Refused(str(error)) from None
         # The right is asked before anything is made.

@@ -27,6 +27,7 @@ cdef class Queues:
     cdef readonly uint32_t most
     cdef readonly int64_t deadline_us
     cdef readonly uint32_t keep_finished
+    cdef object map                     # headrace.mapping.Map of names; None: the protocol's own rule
     cdef object on_finished             # Subscription.on_finished of all queues
     cdef uint8_t mark[16]               # what the ids of this log's jobs have in common
 

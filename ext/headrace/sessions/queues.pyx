@@ -47,12 +47,12 @@ def check_name(str name not None):
 
 
 def filter_for(str name not None):
-    """What a queue takes unless it is told otherwise."""
+    """What a queue takes unless it is told otherwise, by the protocol's own rule."""
     return f"queue.{name}.#"
 
 
 def topic_for(str name not None):
-    """Where jobs are put that are given to a queue by its name."""
+    """Where jobs are put that are given to a queue by its name, by the protocol's own rule."""
     return f"queue.{name}.jobs"
 
 
@@ -80,12 +80,14 @@ cdef class Queues:
     """All queues of a gateway: those of before the last restart, those of the configuration, and those made since.
 
     `deadline` is how many seconds a worker may have a job, `keep_finished` of how many finished jobs of a queue it is
-    remembered what became of them, `most` how many queues there may be.
+    remembered what became of them, `most` how many queues there may be. With a `map` (a headrace.mapping.Map of names) jobs
+    go to the topic that it has for the queue's name, which is also what a queue takes unless it is told otherwise.
     """
 
     def __init__(self, Bus bus not None, *, double deadline=60.0, uint32_t keep_finished=1000, uint32_t most=10_000,
-                 now=None):
+                 map=None, now=None):
         self.bus = bus
+        self.map = map
         self.by_label = {}
         self.most = most
         self.deadline_us = <int64_t>(deadline * 1e6)
@@ -95,7 +97,7 @@ cdef class Queues:
         self.mark[6] = 0x80 | (self.mark[6] & 0x0F)      # a UUID of version 8: its bits are its maker's
         self._restore(now)
         if self.get(SYSTEM_QUEUE) is None:
-            self._make(SYSTEM_QUEUE, filter_for(SYSTEM_QUEUE), None, True, now)
+            self._make(SYSTEM_QUEUE, filter_for(SYSTEM_QUEUE), topic_for(SYSTEM_QUEUE), None, True, now)
 
     def _restore(self, now):
         cdef Subscription subscription
@@ -121,7 +123,7 @@ cdef class Queues:
         queue.concurrency_limit = told["concurrency_limit"]
         queue.allow_job_overrides = told["allow_job_overrides"]
         queue.paused = told["paused"]
-        queue.topic_name = topic_for(name).encode()
+        queue.topic_name = told.get("topic", topic_for(name)).encode()
         if subscription is None:
             subscription = self._subscribe(queue, now)
         queue.subscription = subscription
@@ -160,9 +162,22 @@ cdef class Queues:
         cdef Queue queue
         return any([matches(queue.filter, topic) for queue in self.by_label.values()])
 
-    def _make(self, name, filter, concurrency_limit, allow_job_overrides, now):
+    def topic_for(self, str name not None):
+        """Where jobs are put that are given to a queue of this name; BadQueueName if the map has no topic for it."""
+        if self.map is None:
+            return topic_for(name)
+        topic = self.map.topic(name.encode())
+        if topic is None:
+            raise BadQueueName(self.map.refusal(name.encode()))
+        return topic.decode()
+
+    def filter_for(self, str name not None):
+        """What a queue of this name takes unless it is told otherwise."""
+        return filter_for(name) if self.map is None else self.topic_for(name)
+
+    def _make(self, name, filter, topic, concurrency_limit, allow_job_overrides, now):
         told = {
-            "id": str(uuid.uuid4()), "filter": filter, "concurrency_limit": concurrency_limit,
+            "id": str(uuid.uuid4()), "filter": filter, "topic": topic, "concurrency_limit": concurrency_limit,
             "allow_job_overrides": allow_job_overrides, "paused": False,
         }
         # The note first: a subscription without one is taken for what was left of a queue that is gone.
@@ -175,15 +190,16 @@ cdef class Queues:
 
     def _write(self, Queue queue, paused, now):
         told = {
-            "id": queue.id, "filter": queue.filter, "concurrency_limit": queue.concurrency_limit,
-            "allow_job_overrides": queue.allow_job_overrides, "paused": paused,
+            "id": queue.id, "filter": queue.filter, "topic": queue.topic_name.decode(),
+            "concurrency_limit": queue.concurrency_limit, "allow_job_overrides": queue.allow_job_overrides,
+            "paused": paused,
         }
         self.bus.note(NOTE + queue.label, json.dumps(told).encode(), now)
 
     def configure(self, str name not None, str filter, concurrency_limit, allow_job_overrides, now=None):
         """A queue of the configuration: made if it is not there, and otherwise as it is told now."""
         cdef Queue queue = self.get(name)
-        filter = filter or filter_for(name)
+        filter = filter or self.filter_for(name)
         if queue is None:
             return self.add(name, filter=filter, concurrency_limit=concurrency_limit,
                             allow_job_overrides=allow_job_overrides, now=now)
@@ -205,7 +221,8 @@ cdef class Queues:
         check_name(name)
         if <uint32_t>len(self.by_label) >= self.most:
             raise TooManyQueues(f"there are {self.most} queues, which is the limit")
-        return self._make(name, filter or filter_for(name), concurrency_limit, allow_job_overrides, now)
+        return self._make(
+            name, filter or self.filter_for(name), self.topic_for(name), concurrency_limit, allow_job_overrides, now)
 
     def remove(self, Queue queue not None, now=None):
         """Ends a queue; its jobs stay messages in the log."""

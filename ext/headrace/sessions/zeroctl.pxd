@@ -65,8 +65,11 @@ cdef class Zeroctl:
     cdef dict groups                            # (owner, filter) -> Subscription, of those that have a name
     cdef int64_t next_look                      # when queues without members are looked at again
     cdef dict foreign_headers                   # offset -> header, of what another protocol sent
+    cdef public object map                      # headrace.mapping.Map of keys; None: they are the bus's topics
+    cdef dict keys_of                           # topic id -> key as peers write it, or None; filled where there is a map
     cdef Counts counts
 
+    cdef bytes key_of(self, uint32_t topic)
     cdef bytes foreign_header(self, Delivery* delivery)
     cdef Subscription group(self, tuple identity)
     cdef int expire(self, int64_t now) except -1
@@ -111,7 +114,7 @@ cdef class ZeroctlSession(LoggedSession):
     cdef int find_key(self, RawFrame* frame, RawMessage* message) except -1
     cdef int check_body(self, RawMessage* message, RawHeader* header) except -1
     cdef int on_bind(self, RawFrame* frame, int64_t now) except -1
-    cdef int bind(self, RawFrame* frame, RawBind* wish, int64_t now) except -1
+    cdef int bind(self, RawFrame* frame, RawBind* wish, bytes filter, int64_t now) except -1
     cdef int on_unbind(self, RawFrame* frame, int64_t now) except -1
     cdef int on_ack(self, RawFrame* frame, int64_t now) except -1
     cdef int on_reject(self, RawFrame* frame, int64_t now) except -1

@@ -88,6 +88,7 @@ cdef class Zeroctl:
         self.hash_inline = hash_inline
         self.signing = Rights("signing", signing)
         self.foreign_headers = {}
+        self.keys_of = {}
         self.groups = {
             (subscription.owner, subscription.filter): subscription
             for subscription in bus.subscriptions.values() if subscription.protocol == ZEROCTL and subscription.durable
@@ -104,6 +105,14 @@ cdef class Zeroctl:
     def set_signing(self, filters):
         """Other topics from now on that need a signature."""
         self.signing = Rights("signing", filters)
+
+    cdef bytes key_of(self, uint32_t topic):
+        """A topic's key by the map; None if it has none."""
+        try:
+            return self.keys_of[topic]
+        except KeyError:
+            self.keys_of[topic] = key = self.map.address(self.bus.log.topic_name(topic))
+            return key
 
     cdef Subscription group(self, tuple identity):
         """The subscription that goes by this name, or None."""
@@ -298,24 +307,34 @@ cdef class ZeroctlSession(LoggedSession):
     cdef int find_key(self, RawFrame* frame, RawMessage* message) except -1:
         """Sets `memo_topic` to a message's key; 1 where it was refused."""
         cdef uint32_t topic
+        cdef const char* name = <const char*>message.key
+        cdef Py_ssize_t name_size = message.key_size
+        cdef bytes mapped
         if not key_valid(message.key, message.key_size):
             self.refuse(
                 frame.id, 400, "a routing key has 1 to 255 printable ASCII characters, and no word of it is '*' or '#'")
             return 1
+        if self.shared.map is not None:
+            mapped = self.shared.map.topic(message.key[:message.key_size])
+            if mapped is None:
+                self.refuse(frame.id, 400, self.shared.map.refusal(message.key[:message.key_size]))
+                return 1
+            name = PyBytes_AS_STRING(mapped)
+            name_size = PyBytes_GET_SIZE(mapped)
         # The right is asked first: a topic that nobody may publish to is not made.
-        topic = self.bus.log.find_topic(<const char*>message.key, message.key_size)
-        if not self.rights.may_publish(topic, <const char*>message.key, message.key_size):
-            self.refuse(frame.id, 403, self.forbidden("publish", message.key[:message.key_size]))
+        topic = self.bus.log.find_topic(name, name_size)
+        if not self.rights.may_publish(topic, name, name_size):
+            self.refuse(frame.id, 403, self.forbidden("publish", name[:name_size]))
             return 1
         try:
-            topic = self.bus.topic_id(<const char*>message.key, message.key_size)
+            topic = self.bus.topic_id(name, name_size)
         except BusError as e:
             self.refuse(frame.id, 400, str(e))
             return 1
         memcpy(self.memo, message.key, message.key_size)
         self.memo_size = message.key_size
         self.memo_topic = topic
-        self.memo_signed = self.shared.signing.may_publish(topic, <const char*>message.key, message.key_size)
+        self.memo_signed = self.shared.signing.may_publish(topic, name, name_size)
         return 0
 
     cdef int check_body(self, RawMessage* message, RawHeader* header) except -1:
@@ -452,6 +471,12 @@ cdef class ZeroctlSession(LoggedSession):
             return self.refuse(frame.id, 400, "a durable binding is one with acknowledgements")
         if wish.flags & BIND_DURABLE and not wish.flags & BIND_QUEUE and wish.name.size == 0:
             return self.refuse(frame.id, 400, "a durable binding needs a name")
+        if self.shared.map is not None:
+            mapped = self.shared.map.filter(filter)
+            if mapped is None:
+                return self.refuse(
+                    frame.id, 400, f"{self.shared.map.refusal(filter)}; a filter is for the keys of one rule")
+            filter = mapped
         if not self.rights.may_follow(filter):
             return self.refuse(frame.id, 403, self.forbidden("bind", filter))
         self.bus.flush(now)             # a heartbeat right before counts; and what was published is before the binding
@@ -462,13 +487,12 @@ cdef class ZeroctlSession(LoggedSession):
             return self.refuse(
                 frame.id, 409,
                 "a transient node cannot offer a service: name the node in OPEN and send its heartbeat to discovery.node.<name>")
-        return self.bind(frame, &wish, now)
+        return self.bind(frame, &wish, filter, now)
 
-    cdef int bind(self, RawFrame* frame, RawBind* wish, int64_t now) except -1:
+    cdef int bind(self, RawFrame* frame, RawBind* wish, bytes filter, int64_t now) except -1:
         cdef Binding binding = Binding()
         cdef Subscription subscription = None
         cdef Log log = self.bus.log
-        cdef bytes filter = wish.filter.data[:wish.filter.size]
         cdef tuple identity = None
         cdef bint ack = wish.flags & BIND_ACK, queue = wish.flags & BIND_QUEUE, durable = wish.flags & BIND_DURABLE
         binding.session = self
@@ -649,14 +673,18 @@ cdef class ZeroctlSession(LoggedSession):
         cdef Py_ssize_t key_size = log.names[delivery.view.record.topic].length
         cdef const uint8_t* header = delivery.view.headers
         cdef Py_ssize_t header_size = delivery.view.headers_len
-        cdef bytes made
+        cdef bytes made, mapped
         cdef uint8_t* out
         cdef bint ours = delivery.view.record.protocol == ZEROCTL
+        if ours and key_size >= 5 and memcmp(key, <const char*>"dead.", 5) == 0:
+            ours = False                # its header may have been too large to be kept
+        if shared.map is not None:
+            mapped = shared.key_of(delivery.view.record.topic)
+            key = NULL if mapped is None else <const uint8_t*>PyBytes_AS_STRING(mapped)
+            key_size = 0 if mapped is None else PyBytes_GET_SIZE(mapped)
         if not key_valid(key, key_size):
             shared.counts.no_counterpart += 1
             return self.pass_by(binding, delivery.tag, delivery.confirm)
-        if ours and key_size >= 5 and memcmp(key, <const char*>"dead.", 5) == 0:
-            ours = False                # its header may have been too large to be kept
         if not ours:
             made = shared.foreign_header(delivery)
             shared.counts.foreign += 1

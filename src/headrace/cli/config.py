@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from headrace.config import PROTOCOLS, Protocol
 from headrace.config.load import load
 from headrace.config.options import config_options
 from headrace.config.render import default_toml, effective_toml, reference_markdown
+from headrace.gateway.addresses import addresses_of_topic, topic_of_address
 
 
 @click.group("config")
@@ -37,6 +39,26 @@ def check(file: Path) -> None:
     loaded = load(file, {}, ())
     _warn(loaded.warnings)
     click.echo(f"{file}: good")
+
+
+@command.command("map")
+@config_options
+@click.argument("listener", type=click.Choice(PROTOCOLS))
+@click.argument("address")
+def show_map(config_file: Path | None, sets: tuple[str, ...], listener: Protocol, address: str) -> None:
+    """Show which topic an ADDRESS of a LISTENER has, and how the peers of every listener get that topic's messages.
+
+    An address is written as for `headrace pub`: a topic, a key, tenant/namespace/stream, a queue, endpoint/channel.
+    A `-` stands for a listener whose peers cannot ask for the topic."""
+    loaded = load(config_file, os.environ, sets)
+    _warn(loaded.warnings)
+    try:
+        topic = topic_of_address(loaded.config, listener, address)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"topic    {topic}")
+    for name in PROTOCOLS:
+        click.echo(f"{name:<8} {', '.join(addresses_of_topic(loaded.config, name, topic)) or '-'}")
 
 
 @command.command("default")

@@ -4,21 +4,14 @@ for their presence only; knows nothing of where a value came from."""
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from headrace import limits
+from headrace.config import maps
 from headrace.config.addresses import HostPort
+from headrace.config.conflict import Conflict
 from headrace.config.kinds import format_duration, format_size, toml_string
 from headrace.config.schema import MAIN_DROP, PROTOCOLS, Config, Protocol, dev_key
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Settings that do not go together; the first key is the one to name."""
-
-    keys: tuple[str, ...]
-    message: str
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
@@ -34,6 +27,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _queues(config)
     yield from _endpoints(config)
     yield from _zeroctl(config)
+    yield from maps.conflicts(config)
 
 
 def cautions(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from headrace import limits
 from headrace.config.addresses import FORMS, Form, form_of, parse_address
 from headrace.limits import Limit
+from headrace.mapping import Pattern, TopicPattern
 from headrace.trie import check_filter
 from headrace.wire.felix import split_address
 
@@ -552,6 +553,29 @@ class TopicRule(Kind):
             if not self.filter and any(word in ("*", "#") for word in words):
                 raise ValueError('"*" and "#" are no words of a topic')
             check_filter(raw.replace("{channel}", "0"))
+        return raw
+
+
+@dataclass(frozen=True)
+class MapPattern(Kind):
+    """One side of a rule that maps addresses to topics."""
+
+    topic: bool = False
+
+    @property
+    def expected(self) -> str:
+        example = "plant.{site}.{rest...}" if self.topic else "sensors/{site}/{rest...}"
+        return (
+            f'a text in which "{{name}}" stands for a word and "{{name...}}" for the rest, like "{example}"'
+        )
+
+    @property
+    def constraints(self) -> dict[str, Any]:
+        return {"max_length": limits.MAP_PATTERN_CHARS}
+
+    def read(self, raw: object, base: Path) -> object:
+        if isinstance(raw, str):
+            (TopicPattern if self.topic else Pattern)(raw)
         return raw
 
 

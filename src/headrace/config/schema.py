@@ -22,6 +22,7 @@ from headrace.config.kinds import (
     Filters,
     Flag,
     KeyName,
+    MapPattern,
     Name,
     NameOrNone,
     Networks,
@@ -781,6 +782,29 @@ def demo_endpoints() -> list[EndpointConfig]:
     ]
 
 
+class MapRule(Section, frozen=True):
+    """A rule by which a listener's addresses become topics and topics its addresses. A listener that has rules has only
+    these: what none of them maps is refused to publishers and subscribers, and not delivered."""
+
+    listener: Annotated[Protocol, setting("Whose addresses it maps.", Choice(PROTOCOLS))]
+    address: Annotated[
+        str,
+        setting(
+            "Addresses as the protocol's peers write them. `{name}` is one word, without a dot or slash; `{name...}`,"
+            " at the end, is all that comes.",
+            MapPattern(),
+        ),
+    ]
+    topic: Annotated[str, setting("Their topics, with the same names.", MapPattern(topic=True))]
+    direction: Annotated[
+        Literal["both", "publish", "deliver"],
+        setting(
+            "For `relink`, whose endpoints publish to other topics than they are delivered: which of the two.",
+            Choice(("both", "publish", "deliver")),
+        ),
+    ] = "both"
+
+
 class ZeroctlNode(Section, frozen=True):
     """This gateway as a node among zeroctl's nodes, whichever carrier they are on."""
 
@@ -988,6 +1012,10 @@ class Config(Section, frozen=True):
             reload=True,
         ),
     ] = msgspec.field(default_factory=lambda: [dev_key()])
+    map: Annotated[
+        list[MapRule],
+        tables("There may be any number; no two of a listener may have an address or a topic in common."),
+    ] = msgspec.field(default_factory=list)
     queues: Annotated[
         list[QueueConfig],
         tables("There may be any number, beside those that workers add."),

@@ -11,6 +11,7 @@ from headrace import limits
 from headrace.bus import Bus
 from headrace.config import Config
 from headrace.config import Protocol as ProtocolName
+from headrace.config.maps import endpoint_rule, map_of
 from headrace.nodes.gateway_node import GatewayNode, node_name, node_uuid
 from headrace.nodes.registry import Verifier
 from headrace.session import Session
@@ -48,6 +49,7 @@ class BlipmqSpeaker:
 
     def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
         self._shared = Blipmq(bus, keys, max_length=config.listen.blipmq.max_frame_bytes)
+        self._shared.map = map_of(config, "blipmq")
         self.max_frame = config.listen.blipmq.max_frame_bytes + LENGTH_FIELD
         self.session = self._shared.session
         self.counters = self._shared.counters
@@ -73,6 +75,7 @@ class ZeroctlSpeaker:
             max_body=listen.max_body_bytes,
             hash_inline=limits.ZEROCTL_HASH_INLINE,
         )
+        self._shared.map = map_of(config, "zeroctl")
         self._shared.hash_later = self._hash_later
         self._hashers = ThreadPoolExecutor(2, thread_name_prefix="sha256")
         self._node: GatewayNode | None = None
@@ -115,6 +118,7 @@ class FelixSpeaker:
     def __init__(self, bus: Bus, config: Config) -> None:
         listen = config.listen.felix
         self.felix = Felix(bus, max_length=listen.max_frame_bytes)
+        self.felix.map = map_of(config, "felix")
         self.max_frame = listen.max_frame_bytes + HEADER_BYTES
         self.counters = self.felix.counters
         self.gauges = self.felix.gauges
@@ -144,7 +148,11 @@ class OverhopSpeaker:
     def __init__(self, bus: Bus, keys: Keyring, config: Config) -> None:
         listen = config.listen.overhop
         queues = self.queues = Queues(
-            bus, deadline=listen.job_deadline, keep_finished=listen.finished_jobs, most=limits.OVERHOP_QUEUES
+            bus,
+            deadline=listen.job_deadline,
+            keep_finished=listen.finished_jobs,
+            most=limits.OVERHOP_QUEUES,
+            map=map_of(config, "overhop"),
         )
         for queue in config.queues:
             queues.configure(
@@ -182,8 +190,8 @@ class RelinkSpeaker:
                 listener_size=one.listener_id_bytes,
                 connector_transactions=one.connector_transactions,
                 listener_transactions=one.listener_transactions,
-                publish=one.publish,
-                deliver=one.deliver,
+                publish=endpoint_rule(config, one, "publish"),
+                deliver=endpoint_rule(config, one, "deliver"),
                 key=one.key,
             )
             for one in config.endpoints

@@ -1,6 +1,7 @@
 """The BlipMQ session: one peer's state machine on the bus. It owns no socket, no clock and no task."""
 
 from headrace.bus import Bus
+from headrace.mapping import Map
 from headrace.session import Session
 from headrace.sessions.rights import Keyring
 
@@ -11,6 +12,7 @@ class Blipmq:
     handshake_timeout_us: int
     block_timeout_us: int
     max_subscriptions: int
+    map: Map | None
 
     def __init__(
         self,

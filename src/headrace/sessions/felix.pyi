@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from headrace.bus import Bus
+from headrace.mapping import Map
 from headrace.session import Session
 from headrace.sessions.rights import Rights
 
@@ -24,6 +25,7 @@ class Felix:
     max_length: int
     block_timeout_us: int
     max_subscriptions: int
+    map: Map | None
     mild: bool
     reference: bool
     batch_events: int

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from headrace.bus import Bus, Subscription
 from headrace.errors import HeadraceError
+from headrace.mapping import Map
 
 SYSTEM_QUEUE: str
 
@@ -23,10 +24,10 @@ def check_name(name: str) -> None:
     """Raises BadQueueName for what is no name of a queue: a letter or a digit, then also _ and -."""
 
 def filter_for(name: str) -> str:
-    """What a queue takes unless it is told otherwise."""
+    """What a queue takes unless it is told otherwise, by the protocol's own rule."""
 
 def topic_for(name: str) -> str:
-    """Where jobs are put that are given to a queue by its name."""
+    """Where jobs are put that are given to a queue by its name, by the protocol's own rule."""
 
 class Queue:
     """One queue. Made by Queues.add()."""
@@ -66,10 +67,12 @@ class Queues:
         deadline: float = 60.0,
         keep_finished: int = 1000,
         most: int = 10_000,
+        map: Map | None = None,
         now: int | None = None,
     ) -> None:
         """`deadline` is how many seconds a worker may have a job, `keep_finished` of how many finished jobs of a queue
-        it is remembered what became of them, `most` how many queues there may be."""
+        it is remembered what became of them, `most` how many queues there may be. With a `map` of names jobs go to
+        the topic that it has for the queue's name, which is also what a queue takes unless it is told otherwise."""
 
     @property
     def bus(self) -> Bus: ...

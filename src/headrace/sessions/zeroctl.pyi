@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.bus import Bus
+from headrace.mapping import Map
 from headrace.session import Session
 from headrace.sessions.rights import Keyring
 
@@ -25,6 +26,7 @@ class Zeroctl:
     hash_later: Callable[[bytes, Callable[[bytes], None]], object] | None
     """Called with a body and who is to be told its sha256, in the loop's thread; None: the session does it itself."""
     registry: Registry | None
+    map: Map | None
     verifier: Callable[[bytes, bytes], str] | None
     """Called with header and body of what needs a signature: why it is none, or an empty text."""
 

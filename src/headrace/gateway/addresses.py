@@ -1,0 +1,124 @@
+"""Which topic an address of a listener has in a configuration, and what the listeners call a topic: the protocols' own
+rules and those of [[map]]. Starts nothing."""
+
+from collections.abc import Callable, Iterator
+
+from headrace.config import Config, Protocol
+from headrace.config.maps import endpoint_rule, map_of
+from headrace.config.schema import EndpointConfig
+from headrace.mapping import Map
+from headrace.sessions.queues import filter_for, topic_for
+from headrace.trie import matches
+from headrace.wire.felix import address_of, join_address, split_address, topic_of
+from headrace.wire.zeroctl import is_key_text
+
+
+def topic_of_address(config: Config, listener: Protocol, address: str) -> str:
+    """The topic that an address, written as on the command line, has; ValueError if it has none."""
+    return _TOPIC[listener](config, address)
+
+
+def addresses_of_topic(config: Config, listener: Protocol, topic: str) -> list[str]:
+    """What a listener's peers who want a topic's messages ask for; nothing if they cannot."""
+    return list(_NAMES[listener](config, topic))
+
+
+def _mapped(own: Map, address: str) -> str:
+    topic = own.topic(address.encode())
+    if topic is None:
+        raise ValueError(own.refusal(address.encode()))
+    return topic.decode()
+
+
+def _by_map(config: Config, listener: Protocol, topic: str) -> Iterator[str]:
+    own = map_of(config, listener)
+    found = topic.encode() if own is None else own.address(topic.encode())
+    if found is not None:
+        yield found.decode()
+
+
+def _blipmq_topic(config: Config, address: str) -> str:
+    own = map_of(config, "blipmq")
+    return address if own is None else _mapped(own, address)
+
+
+def _zeroctl_topic(config: Config, address: str) -> str:
+    if not is_key_text(address):
+        raise ValueError(f"{address!r} is no routing key")
+    own = map_of(config, "zeroctl")
+    return address if own is None else _mapped(own, address)
+
+
+def _felix_topic(config: Config, address: str) -> str:
+    own, parts = map_of(config, "felix"), split_address(address)
+    return topic_of(*parts) if own is None else _mapped(own, "/".join(parts))
+
+
+def _overhop_topic(config: Config, address: str) -> str:
+    own = map_of(config, "overhop")
+    return topic_for(address) if own is None else _mapped(own, address)
+
+
+def _relink_topic(config: Config, address: str) -> str:
+    name, slash, channel = address.rpartition("/")
+    for endpoint in config.endpoints:
+        if slash and endpoint.name == name:
+            return (endpoint_rule(config, endpoint, "publish") or f"{name}.in.{{channel}}").replace(
+                "{channel}", channel
+            )
+    raise ValueError(f"there is no endpoint {name!r}; an address of Relink is endpoint/channel")
+
+
+def _zeroctl_names(config: Config, topic: str) -> Iterator[str]:
+    return (name for name in _by_map(config, "zeroctl", topic) if is_key_text(name))
+
+
+def _felix_names(config: Config, topic: str) -> Iterator[str]:
+    if map_of(config, "felix") is not None:
+        yield from _by_map(config, "felix", topic)
+    elif (parts := address_of(topic)) is not None:
+        yield join_address(*parts)
+
+
+def _overhop_names(config: Config, topic: str) -> Iterator[str]:
+    """The queues of the configuration that take the topic's messages."""
+    own = map_of(config, "overhop")
+    for queue in config.queues:
+        usual = filter_for(queue.name) if own is None else _mapped(own, queue.name)
+        if matches(queue.filter or usual, topic):
+            yield queue.name
+
+
+def _relink_names(config: Config, topic: str) -> Iterator[str]:
+    """The channels on which the topic's messages are delivered."""
+    for endpoint in config.endpoints:
+        rule = endpoint_rule(config, endpoint, "deliver") or f"{endpoint.name}.out.{{channel}}"
+        channel = _channel(endpoint, rule, topic)
+        if channel is not None:
+            yield f"{endpoint.name}/{channel}"
+
+
+def _channel(endpoint: EndpointConfig, rule: str, topic: str) -> int | None:
+    before, found, after = rule.partition("{channel}")
+    if not found:
+        return 0 if matches(rule, topic) else None
+    word = topic[len(before) : len(topic) - len(after)]
+    if topic != f"{before}{word}{after}" or not word.isdecimal() or str(int(word)) != word:
+        return None
+    return int(word) if int(word) < 1 << 8 * endpoint.listener_id_bytes else None
+
+
+_TOPIC: dict[Protocol, Callable[[Config, str], str]] = {
+    "blipmq": _blipmq_topic,
+    "overhop": _overhop_topic,
+    "relink": _relink_topic,
+    "zeroctl": _zeroctl_topic,
+    "felix": _felix_topic,
+}
+_NAMES: dict[Protocol, Callable[[Config, str], Iterator[str]]] = {
+    "blipmq": lambda config, topic: _by_map(config, "blipmq", topic),
+    "overhop": _overhop_names,
+    "relink": _relink_names,
+    "zeroctl": _zeroctl_names,
+    "felix": _felix_names,
+}
