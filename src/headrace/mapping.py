@@ -1,7 +1,7 @@
 """Rules by which a protocol's addresses become topics and topics become addresses again, exactly.
 
-A rule is a pair of patterns, like `sensors/{site}/{rest...}` and `plant.{site}.{rest...}`. `{name}` stands for one word,
-that is one or more characters, none of them a dot or a slash. `{name...}`, at the end of both, stands for whatever comes.
+A rule is a pair of patterns, like `sensors/{site}/{rest...}` and `plant.{site}.{rest...}`. `{name}` stands for one
+word: one or more characters, none of them a dot or a slash. `{name...}`, at the end of both, stands for whatever comes.
 Knows nothing of any one protocol.
 """
 

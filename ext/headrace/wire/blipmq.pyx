@@ -25,7 +25,6 @@ from enum import IntEnum
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
     PyBytes_Check,
@@ -35,9 +34,10 @@ from cpython.bytes cimport (
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 from headrace.wire.bytes cimport View, be16, be32, utf8_valid
+from headrace.wire.decoding cimport StreamDecoder
 
 
 PROTOCOL_VERSION = VERSION
@@ -236,14 +236,10 @@ cdef Malformed malformed(RawFrame* raw, int bad):
 # --- reading a stream ---------------------------------------------------------------------------------------
 
 @cython.final
-cdef class Decoder:
+cdef class Decoder(StreamDecoder):
     """Takes a byte stream in pieces of any size and gives back its frames."""
 
-    cdef readonly int64_t position      # where in the stream the first unfinished frame begins
-    cdef readonly Py_ssize_t wanted     # whole size of that frame, or 0 while its length field is not there
-    cdef readonly object error          # the FrameError that ended the stream, or None
     cdef uint32_t max_length
-    cdef bytearray tail                 # the unfinished frame; grows with what arrives, not what is announced
     cdef bytes topic_bytes              # the last topic and its text: deliveries tend to repeat it
     cdef str topic
 
@@ -251,70 +247,23 @@ cdef class Decoder:
         if not MIN_LENGTH <= max_frame <= MAX_LENGTH:
             raise ValueError(f"max_frame must be from {MIN_LENGTH} to {MAX_LENGTH}, not {max_frame}")
         self.max_length = max_frame
-        self.tail = bytearray()
+        self.least = 4
+        self.judged = 5
         self.topic_bytes = b""
         self.topic = ""
 
-    @property
-    def pending(self):
-        """How many bytes of the unfinished frame are kept."""
-        return PyByteArray_GET_SIZE(self.tail)
-
-    def feed(self, data):
-        """The frames that `data` completes, in order.
-
-        Frames before a bad one are returned and the next call raises the FrameError (`error` has it at once);
-        without any it is raised right away.
-        """
-        cdef Py_buffer buffer
-        cdef list frames = []
-        if self.error is not None:
-            raise self.error
-        PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
-        try:
-            self.read(<const uint8_t*>buffer.buf, buffer.len, frames)
-        finally:
-            PyBuffer_Release(&buffer)
-        if self.error is not None and not frames:
-            raise self.error
-        return frames
-
-    cdef int read(self, const uint8_t* data, Py_ssize_t n, list frames) except -1:
+    cdef Py_ssize_t next_item(self, const uint8_t* data, Py_ssize_t n, list items) except -2:
         cdef RawFrame raw
         cdef Py_ssize_t used = 0
-        cdef Py_ssize_t held = PyByteArray_GET_SIZE(self.tail)
-        cdef Py_ssize_t take
-        cdef int found
-        # First the kept frame alone is completed, so that what follows it is read in place.
-        while held and n:
-            take = min((self.wanted if self.wanted else 4) - held, n)
-            PyByteArray_Resize(self.tail, held + take)
-            memcpy(PyByteArray_AS_STRING(self.tail) + held, data, take)
-            data += take
-            n -= take
-            held += take
-            found = next_frame(<const uint8_t*>PyByteArray_AS_STRING(self.tail), held, self.max_length, &raw,
-                               &used, &self.wanted)
-            if found < 0:
-                return self.fail(found, <const uint8_t*>PyByteArray_AS_STRING(self.tail))
-            if found:
-                frames.append(self.decoded(&raw))
-                PyByteArray_Resize(self.tail, 0)
-                held = 0
-                self.wanted = 0
-        while n:
-            found = next_frame(data, n, self.max_length, &raw, &used, &self.wanted)
-            if found < 0:
-                return self.fail(found, data)
-            if not found:
-                PyByteArray_Resize(self.tail, n)
-                memcpy(PyByteArray_AS_STRING(self.tail), data, n)
-                return 0
-            frames.append(self.decoded(&raw))
-            data += used
-            n -= used
-            self.wanted = 0
-        return 0
+        cdef int found = next_frame(data, n, self.max_length, &raw, &used, &self.wanted)
+        if found == 0:
+            return 0
+        if found < 0:
+            self.fail(found, data)
+            return -1
+        items.append(self.decoded(&raw))
+        self.wanted = 0
+        return used
 
     cdef int fail(self, int bad, const uint8_t* data) except -1:
         cdef uint32_t length = be32(data)
@@ -325,8 +274,6 @@ cdef class Decoder:
         else:
             self.error = FrameError(self.position, "bad length",
                                     f"length {length} is above {self.max_length}")
-        PyByteArray_Resize(self.tail, 0)
-        self.wanted = 0
         return 0
 
     cdef Frame decoded(self, RawFrame* raw):

@@ -28,6 +28,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64
 from libc.string cimport memcmp, memcpy
 
 from headrace.wire.bytes cimport View, be16, be32, be64, put_be16, put_be32, put_be64, utf8_valid
+from headrace.wire.decoding cimport StreamDecoder
 
 PROTOCOL_VERSION = VERSION
 LEAST_PAYLOAD_LIMIT = LEAST_LIMIT
@@ -892,100 +893,39 @@ def check(data):
 
 
 @cython.final
-cdef class Decoder:
+cdef class Decoder(StreamDecoder):
     """Takes a byte stream in pieces of any size and gives back its messages."""
 
-    cdef readonly int64_t position      # where in the stream the first unfinished frame begins
-    cdef readonly Py_ssize_t wanted     # whole size of that frame, or 0 while its length field is not there
-    cdef readonly object error          # the FrameError that ended the stream, or None
     cdef uint32_t limit
-    cdef bytearray tail                 # the unfinished frame; grows with what arrives, not what is announced
 
     def __init__(self, limit=USUAL_LIMIT):
         if not 1 <= limit <= MOST_LIMIT:
             raise ValueError(f"the limit must be from 1 to {MOST_LIMIT}, not {limit}")
         self.limit = limit
-        self.tail = bytearray()
+        self.least = LENGTH_SIZE
+        self.judged = LENGTH_SIZE
 
-    @property
-    def pending(self):
-        """How many bytes of the unfinished frame are kept."""
-        return PyByteArray_GET_SIZE(self.tail)
-
-    def feed(self, data):
-        """The messages that `data` completes, in order.
-
-        Messages before a bad one are returned and the next call raises the FrameError (`error` has it at once);
-        without any it is raised right away.
-        """
-        cdef Py_buffer buffer
-        cdef list messages = []
-        if self.error is not None:
-            raise self.error
-        PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
-        try:
-            self.read(<const uint8_t*>buffer.buf, buffer.len, messages)
-        finally:
-            PyBuffer_Release(&buffer)
-        if self.error is not None and not messages:
-            raise self.error
-        return messages
-
-    cdef int read(self, const uint8_t* data, Py_ssize_t n, list messages) except -1:
+    cdef Py_ssize_t next_item(self, const uint8_t* data, Py_ssize_t n, list items) except -2:
         cdef View frame
-        cdef Py_ssize_t used = 0, take, held = PyByteArray_GET_SIZE(self.tail)
-        cdef int found
-        # First the kept frame alone is completed, so that what follows it is read in place.
-        while held and n:
-            take = min((self.wanted if self.wanted else LENGTH_SIZE) - held, n)
-            memcpy(enlarge(self.tail, take), data, take)
-            data += take
-            n -= take
-            held += take
-            found = next_frame(<const uint8_t*>PyByteArray_AS_STRING(self.tail), held, self.limit, &frame, &used,
-                               &self.wanted)
-            if found < 0:
-                return self.fail_length(<const uint8_t*>PyByteArray_AS_STRING(self.tail))
-            if found:
-                if not self.take(&frame, used, messages):
-                    return 0
-                PyByteArray_Resize(self.tail, 0)
-                held = 0
-        while n:
-            found = next_frame(data, n, self.limit, &frame, &used, &self.wanted)
-            if found < 0:
-                return self.fail_length(data)
-            if not found:
-                memcpy(enlarge(self.tail, n), data, n)
-                return 0
-            if not self.take(&frame, used, messages):
-                return 0
-            data += used
-            n -= used
-        return 0
-
-    cdef bint take(self, const View* frame, Py_ssize_t used, list messages) except -1:
         cdef Envelope envelope
-        cdef Py_ssize_t bad_at = 0
-        cdef int fault = read_envelope(frame.data, frame.size, &envelope, &bad_at)
         cdef Message message
-        self.wanted = 0
+        cdef Py_ssize_t used = 0, bad_at = 0
+        cdef int found = next_frame(data, n, self.limit, &frame, &used, &self.wanted), fault
+        if found == 0:
+            return 0
+        if found < 0:
+            reason = "length 0" if be32(data) == 0 else f"length {be32(data)} is above {self.limit}"
+            self.error = FrameError(self.position, "bad length", reason)
+            return -1
+        fault = read_envelope(frame.data, frame.size, &envelope, &bad_at)
         if fault:
             kind, reason = REASONS[fault]
             self.error = FrameError(self.position + LENGTH_SIZE + bad_at, kind, reason)
-            PyByteArray_Resize(self.tail, 0)
-            return False
+            return -1
         message = message_of(&envelope)
         message.start = self.position
         self.position += used
         message.end = self.position
-        messages.append(message)
-        return True
-
-    cdef int fail_length(self, const uint8_t* data) except -1:
-        cdef uint32_t length = be32(data)
-        reason = "length 0" if length == 0 else f"length {length} is above {self.limit}"
-        self.error = FrameError(self.position, "bad length", reason)
-        PyByteArray_Resize(self.tail, 0)
+        items.append(message)
         self.wanted = 0
-        return 0
+        return used

@@ -27,14 +27,13 @@ windows or sequences: what a well-formed packet means is for the session and the
 from enum import IntEnum, IntFlag
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from headrace.wire.bytes cimport le64, put_le16, put_le32, put_le64, utf8_valid
+from headrace.wire.decoding cimport StreamDecoder
 
 PROTOCOL_VERSION = VERSION
 MAX_TARGETS = 1024
@@ -264,23 +263,19 @@ cdef enum Stage:
 
 
 @cython.final
-cdef class Decoder:
+cdef class Decoder(StreamDecoder):
     """Takes what one side sends, in pieces of any size, and gives back what is in it.
 
     `sender` is "connector" or "listener". With `handshake` the stream begins with it: a connector's tells the sizes of
     the channel ids, a listener's does not, so they are given, or set before packets come.
     """
 
-    cdef readonly int64_t position      # where in the stream the first unfinished item begins
-    cdef readonly Py_ssize_t wanted     # how many bytes that has at least
-    cdef readonly object error          # the PacketError that ended the stream, or None
     cdef readonly str sender
     cdef public uint8_t connector_size
     cdef public uint8_t listener_size
     cdef bint listens
     cdef int stage
     cdef Bounds bounds
-    cdef bytearray tail                 # the unfinished item
     cdef uint64_t last_id               # the last unicast channel and its tuple: messages tend to repeat it
     cdef tuple last_channels
 
@@ -298,72 +293,9 @@ cdef class Decoder:
         self.listener_size = listener_size
         self.stage = AT_VERSION if handshake else AT_PACKETS
         self.bounds = Bounds(max_targets, max_parts, max_payload)
-        self.tail = bytearray()
         self.wanted = VERSION_SIZE
 
-    @property
-    def pending(self):
-        """How many bytes of the unfinished item are kept."""
-        return PyByteArray_GET_SIZE(self.tail)
-
-    def feed(self, data):
-        """What these bytes complete, in order. Raises PacketError if nothing whole precedes the place where the stream
-        goes wrong; else the next call does."""
-        cdef Py_buffer buffer
-        cdef list items = []
-        if self.error is not None:
-            raise self.error
-        PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
-        try:
-            if PyByteArray_GET_SIZE(self.tail):
-                self.feed_tail(<const uint8_t*>buffer.buf, buffer.len, items)
-            else:
-                self.feed_whole(<const uint8_t*>buffer.buf, buffer.len, items)
-        finally:
-            PyBuffer_Release(&buffer)
-        if self.error is not None and not items:
-            raise self.error
-        return items
-
-    cdef int feed_tail(self, const uint8_t* data, Py_ssize_t n, list items) except -1:
-        """Completes the unfinished item first: no more is copied to it than it wants."""
-        cdef Py_ssize_t held, take, used
-        while n and PyByteArray_GET_SIZE(self.tail):
-            held = PyByteArray_GET_SIZE(self.tail)
-            take = min(n, max(self.wanted - held, 1))
-            PyByteArray_Resize(self.tail, held + take)
-            memcpy(PyByteArray_AS_STRING(self.tail) + held, data, take)
-            data += take
-            n -= take
-            if held + take < self.wanted:
-                return 0
-            used = self.next_item(<const uint8_t*>PyByteArray_AS_STRING(self.tail), held + take, items)
-            if used < 0:
-                PyByteArray_Resize(self.tail, 0)
-                return 0
-            if used:
-                # What is wanted grows until the item is known, so nothing is held beyond its end.
-                PyByteArray_Resize(self.tail, 0)
-        if n:
-            self.feed_whole(data, n, items)
-        return 0
-
-    cdef int feed_whole(self, const uint8_t* data, Py_ssize_t n, list items) except -1:
-        cdef Py_ssize_t used
-        while n:
-            used = self.next_item(data, n, items)
-            if used < 0:
-                return 0
-            if used == 0:
-                PyByteArray_Resize(self.tail, n)
-                memcpy(PyByteArray_AS_STRING(self.tail), data, n)
-                return 0
-            data += used
-            n -= used
-        return 0
-
     cdef Py_ssize_t next_item(self, const uint8_t* data, Py_ssize_t n, list items) except -2:
-        """How many bytes the item at the front has, now in `items`; 0: it is unfinished, -1: `error` says why not."""
         cdef RawPacket packet
         cdef Py_ssize_t used = 0
         cdef int found
@@ -377,7 +309,6 @@ cdef class Decoder:
             if found < 0:
                 kind, reason = REASONS[found]
                 self.error = PacketError(self.position, kind, reason)
-                self.wanted = 0
                 return -1
             item = self.packet(&packet, data, used)
         else:
