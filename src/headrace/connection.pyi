@@ -19,7 +19,7 @@ class Observer(Protocol):
 class Service:
     """What one protocol offers on all of its listeners: how sessions are made, their limits, what was counted."""
 
-    factory: Callable[[], Session]
+    factory: Callable[[], Session] | None  # None: whatever carries the protocol makes its sessions
     max_frame: int
     high_water: int
     max_connections: int
@@ -30,7 +30,7 @@ class Service:
     def __init__(
         self,
         protocol: str,
-        factory: Callable[[], Session],
+        factory: Callable[[], Session] | None,
         *,
         max_frame: int,
         high_water: int,

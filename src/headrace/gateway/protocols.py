@@ -33,8 +33,9 @@ class Speaker(Protocol):
     quickack: bool  # whether what peers send should be acknowledged at once
     max_frame: int  # bytes of the largest frame
 
-    def session(self) -> Session:
-        """A session for one new connection."""
+    @property
+    def session(self) -> Callable[[], Session] | None:
+        """Makes a session for one new connection; None where connections have sessions of several kinds."""
 
     def configure(self, config: Config) -> None:
         """Takes over what may change while the gateway runs."""
@@ -114,6 +115,7 @@ class FelixSpeaker:
     """Felix, whose connections have many streams: what carries them asks `felix` for a session for each."""
 
     quickack = False
+    session = None
 
     def __init__(self, bus: Bus, config: Config) -> None:
         listen = config.listen.felix
@@ -123,9 +125,6 @@ class FelixSpeaker:
         self.counters = self.felix.counters
         self.gauges = self.felix.gauges
         self.configure(config)
-
-    def session(self) -> Session:
-        raise NotImplementedError("a Felix session is a stream of a peer")
 
     def configure(self, config: Config) -> None:
         listen, felix = config.listen.felix, self.felix
