@@ -1516,8 +1516,8 @@ def test_pauses_between_attempts_grow_to_their_limit(monkeypatch: pytest.MonkeyP
             peer.hang_up()
 
         async with Scripted(hangs_up) as server:
-            monkeypatch.setattr("headrace.clients.blipmq.asyncio.sleep", noted)
-            monkeypatch.setattr("headrace.clients.blipmq.random.uniform", lambda low, high: high)
+            monkeypatch.setattr("headrace.clients.reconnect.asyncio.sleep", noted)
+            monkeypatch.setattr("headrace.clients.reconnect.random.uniform", lambda low, high: high)
             client = client_of(server, reconnect_delay=0.01, max_reconnect_delay=0.1)
             await client.connect()
             while len(pauses) < 6:

@@ -14,20 +14,17 @@ another's answer. It knows nothing of the gateway's insides, and works with any 
 """
 
 import asyncio
-import logging
-import random
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self
 
 from typing_extensions import Buffer
 
 from headrace.clients.blipmq_link import (
     FIRST_CORRELATION,
-    WRITE_BYTES,
     Acknowledgement,
     AuthenticationError,
     BadRequest,
@@ -45,12 +42,13 @@ from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
+    Limit,
     OperationTimeout,
     ProtocolError,
-    hung_up,
-    reason_of,
+    again,
 )
-from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
+from headrace.clients.link import WRITE_BYTES
+from headrace.clients.reconnect import FIRST_PAUSE, LONGEST_PAUSE, ReconnectingClient
 from headrace.wire.blipmq import Publish, encode_poll, encode_publish, encode_publish_many, encode_subscribe
 
 __all__ = [
@@ -73,11 +71,6 @@ __all__ = [
     "VersionError",
 ]
 
-log = logging.getLogger(__name__)
-
-# Until a connection has lived this long, the next loss goes on with the back-off instead of starting it anew:
-# a server that accepts and then hangs up is as good as one that is away.
-SETTLED_SECONDS: Final = 5.0
 # A timer that is this late says that the loop, not the server, was busy.
 STANDSTILL_SECONDS: Final = 0.1
 # A poll that found nothing is repeated after this, then after twice as long, and so on up to max_wait.
@@ -100,7 +93,7 @@ class Message(NamedTuple):
     """What a QoS 1 delivery is acknowledged by, the same each time it is delivered; None at QoS 0."""
 
 
-class BlipmqClient:
+class BlipmqClient(ReconnectingClient[Link]):
     """A client of one BlipMQ server.
 
     `address` is "host:port", "[v6]:port" or "unix:/path". `key` is the API key. With `tls` the connection is
@@ -126,79 +119,37 @@ class BlipmqClient:
         server_hostname: str | None = None,
         timeout: float = 10.0,
         reconnect: bool = True,
-        reconnect_delay: float = 0.05,
-        max_reconnect_delay: float = 5.0,
+        reconnect_delay: float = FIRST_PAUSE,
+        max_reconnect_delay: float = LONGEST_PAUSE,
         on_refusal: Callable[[BlipmqNack], None] | None = None,
     ) -> None:
-        place = parse_address(address)
-        if isinstance(place, InheritedSocket):
-            raise ValueError(f'"{address}" is nothing to connect to; it is "host:port" or "unix:/path"')
-        if timeout <= 0:
-            raise ValueError(f"a timeout is more than 0 seconds, not {timeout}")
-        if not 0 < reconnect_delay <= max_reconnect_delay:
-            raise ValueError("reconnect_delay is more than 0 and at most max_reconnect_delay")
-        self.reconnects = 0
-        """How many times a lost connection was made again."""
-        self._place: HostPort | UnixPath = place
+        super().__init__(
+            address,
+            tls=tls,
+            server_hostname=server_hostname,
+            timeout=timeout,
+            reconnect=reconnect,
+            reconnect_delay=reconnect_delay,
+            max_reconnect_delay=max_reconnect_delay,
+        )
         self._key = key
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._timeout = timeout
-        self._reconnect = reconnect
-        self._reconnect_delay = reconnect_delay
-        self._max_reconnect_delay = max_reconnect_delay
         self._on_refusal = on_refusal
-        self._link: Link | None = None
-        self._begun = False  # there was a link
-        self._end: ClientError | None = ClientClosed(f"the client of {place} is not connected yet")
-        self._trouble: ClientError | None = None  # why there is no link now
         self._refusal: BlipmqNack | None = None  # the first that flush() has not raised
         self._next_correlation = FIRST_CORRELATION
         self._carried: list[Publication] = []  # unconfirmed, to be sent again by the next link
         self._subscriptions: dict[Subscription, None] = {}  # in order
-        self._attempts = 0  # to reconnect, since a connection was last settled
-        self._linked_at = 0.0
-        self._reconnecting: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._waiting: set[asyncio.Future[None]] = set()  # for a link that takes frames
-        self._loop: asyncio.AbstractEventLoop
 
     # --- connecting and closing -----------------------------------------------------------------------------
 
-    @property
-    def address(self) -> str:
-        """Whom this client talks to."""
-        return str(self._place)
+    def _new_link(self) -> Link:
+        return Link(self._loop, self, self.address)
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._link is not None
+    async def _greet(self, link: Link) -> None:
+        await link.handshake(self._key)
 
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            await self._shut()
-
-    async def connect(self) -> None:
-        """Connects and authenticates. A first connection is tried once: ConnectionFailed,
-        AuthenticationError, VersionError, ProtocolError or OperationTimeout say what was wrong."""
-        if self._begun:
-            raise RuntimeError(f"the client of {self.address} was connected before")
-        self._loop = asyncio.get_running_loop()
-        link = await self._open_link()
-        if link.down:
-            raise ConnectionLost(f"{self.address} closed the connection")
-        self._begun = True
-        self._end = None
-        self._adopt(link)
+    def _is_final(self, error: ClientError) -> bool:
+        return isinstance(error, BlipmqNack)
 
     async def close(self) -> None:
         """Waits until the server has handled all that was sent, then disconnects.
@@ -207,64 +158,10 @@ class BlipmqClient:
         before.
         """
         try:
-            if self._link is not None and (self._link.busy or self._refusal is not None):
+            if self._connection is not None and (self._connection.busy or self._refusal is not None):
                 await self.flush()
         finally:
             await self._shut()
-
-    async def _shut(self) -> None:
-        closed = ClientClosed(f"the client of {self.address} was closed")
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
-        link = self._link
-        if self._end is None:
-            self._finish(closed)
-        if link is not None:
-            self._abandon(link, closed, carry=False)
-            link.close()
-            try:
-                await asyncio.wait([link.closed], timeout=self._timeout)
-            finally:
-                link.abort()  # of no effect where it is closed
-
-    async def _open_link(self) -> Link:
-        """A connection on which the key was accepted."""
-        link = Link(self._loop, self, self.address)
-        try:
-            async with asyncio.timeout(self._timeout):
-                try:
-                    await self._open_transport(link)
-                except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
-                try:
-                    await link.handshake(self._key)
-                except ConnectionLost as error:
-                    link.abort()
-                    raise ConnectionLost(f"{error} {hung_up('BlipMQ', self._tls is not None)}") from error
-                except BaseException:
-                    link.abort()
-                    raise
-        except TimeoutError:
-            raise OperationTimeout(
-                f"{self.address} did not accept a connection within {self._timeout:g} s"
-            ) from None
-        return link
-
-    async def _open_transport(self, link: Link) -> None:
-        name = self._server_hostname
-        if isinstance(self._place, UnixPath):
-            if self._tls is not None:
-                name = name or "localhost"
-            await self._loop.create_unix_connection(
-                lambda: link, self._place.path, ssl=self._tls, server_hostname=name
-            )
-        else:
-            if self._tls is not None:
-                name = name or self._place.host
-            await self._loop.create_connection(
-                lambda: link, self._place.host, self._place.port, ssl=self._tls, server_hostname=name
-            )
 
     # --- publishing -----------------------------------------------------------------------------------------
 
@@ -280,10 +177,10 @@ class BlipmqClient:
         correlation = self.take_correlations(1)
         frame = encode_publish(topic, payload, qos, correlation)
         if qos == 0:
-            link = self._link
+            link = self._connection
             if link is None or link.paused:
                 link = await self._ready("publish")
-            if link.put(frame):
+            if link.tell(frame):
                 await asyncio.sleep(0)
         else:
             await self._publish_safely([frame], correlation, 1, retry)
@@ -313,10 +210,10 @@ class BlipmqClient:
                     raise ConnectionLost(
                         f"the connection to {self.address} was lost while {len(messages)} messages were sent"
                     )
-            link.put(chunk)
+            link.tell(chunk)
 
     async def _publish_safely(self, chunks: list[bytes], first: int, count: int, retry: bool) -> None:
-        link = self._link
+        link = self._connection
         if link is None or link.paused:
             link = await self._ready("publish")
         confirmed: asyncio.Future[None] = self._loop.create_future()
@@ -403,10 +300,7 @@ class BlipmqClient:
     # --- connections lost and found -------------------------------------------------------------------------
 
     def _adopt(self, link: Link) -> None:
-        """Makes a new connection the one to use, beginning with what the last one left."""
-        self._link = link
-        self._linked_at = self._loop.time()
-        self._trouble = None
+        super()._adopt(link)
         for publication in self._carried:
             if not publication.waiter.done():
                 chunks, publication.put = publication.put, 0
@@ -414,39 +308,10 @@ class BlipmqClient:
                     link.publish(publication)
         for subscription in list(self._subscriptions):
             subscription.relink(link)
-        self._wake()
 
-    async def _restore(self) -> None:
-        """Connects again, however often it takes."""
-        while True:
-            delay = min(self._reconnect_delay * 2 ** min(self._attempts, 32), self._max_reconnect_delay)
-            self._attempts += 1
-            await asyncio.sleep(delay * random.uniform(0.5, 1))
-            try:
-                link = await self._open_link()
-            except BlipmqNack as error:
-                self._finish(error)
-                return
-            except ClientError as error:
-                self._trouble = error
-                continue
-            if not link.down:
-                break
-        self.reconnects += 1
-        log.warning("connected to %s again", self.address)
-        self._adopt(link)
-
-    def _abandon(self, link: Link, error: ClientError, *, carry: bool) -> None:
-        """Ends what waits for a link's answers, but for what another link can still do."""
-        for answer, _ in link.calls.values():
-            if not answer.done():
-                answer.set_exception(again(error))
-        if link is self._link:
-            self._carried.clear()  # what is left of it is among the link's
+    def _leave(self, link: Link, error: ClientError, carry: bool) -> None:
+        self._carried.clear()  # what is left of it is among the link's
         for fence in link.outstanding():
-            for waiter in fence.waiters:
-                if not waiter.done():
-                    waiter.set_exception(again(error))
             for ack in fence.acks.values():
                 ack.poller.on_lost_ack(ack)
             for publication in fence.publications:
@@ -463,11 +328,10 @@ class BlipmqClient:
                     else:
                         publication.waiter.set_exception(again(error))
                 publication.fences = 0
+        self._watch_time()
 
     def _finish(self, error: ClientError) -> None:
-        """Nothing works from here on."""
-        self._end = error
-        self._link = None
+        super()._finish(error)
         for publication in self._carried:
             if not publication.waiter.done():
                 publication.waiter.set_exception(again(error))
@@ -477,35 +341,6 @@ class BlipmqClient:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        self._wake()
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _ready(self, doing: str) -> Link:
-        """A link that takes frames, as soon as there is one."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                while self._end is None:
-                    link = self._link
-                    if link is not None and not link.paused:
-                        return link
-                    changed: asyncio.Future[None] = self._loop.create_future()
-                    self._waiting.add(changed)
-                    try:
-                        await changed
-                    finally:
-                        self._waiting.discard(changed)
-        except TimeoutError:
-            seconds = f"{self._timeout:g} s"
-            if self._link is None:
-                what = f"there was no connection to {self.address} for {seconds} ({self._trouble})"
-            else:
-                what = f"{self.address} has not read what was sent for {seconds}"
-            raise OperationTimeout(f"cannot {doing}: {what}") from None
-        raise again(self._end)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -523,10 +358,10 @@ class BlipmqClient:
             self._watch = self._loop.call_at(again_at, self._check_time, again_at)
             return
         no_answer = OperationTimeout(f"{self.address} did not answer within {self._timeout:g} s")
-        if self._link is not None:
-            oldest = self._link.oldest()
+        if self._connection is not None:
+            oldest = self._connection.oldest()
             if oldest is not None and oldest + self._timeout <= now:
-                self._link.fail(no_answer)
+                self._connection.fail(no_answer)
         for publication in self._carried:
             if not publication.waiter.done() and self._overdue(publication):
                 publication.waiter.set_exception(again(no_answer))
@@ -535,7 +370,7 @@ class BlipmqClient:
 
     def _watch_time(self) -> None:
         since = [publication.since for publication in self._carried]
-        if self._link is not None and (oldest := self._link.oldest()) is not None:
+        if self._connection is not None and (oldest := self._connection.oldest()) is not None:
             since.append(oldest)
         if since and self._watch is None:
             planned = min(since) + self._timeout
@@ -552,30 +387,11 @@ class BlipmqClient:
         if self._watch is None:
             self._watch_time()
 
-    def on_writable(self) -> None:
-        self._wake()
-
     def on_refusal(self, error: BlipmqNack) -> None:
         if self._refusal is None:
             self._refusal = error
         if self._on_refusal is not None:
             self._on_refusal(error)
-
-    def on_lost(self, link: Link, error: ClientError) -> None:
-        carry = self._reconnect and not isinstance(error, BlipmqNack)
-        self._abandon(link, error, carry=carry)
-        if link is not self._link:
-            return  # it is still in its handshake, and whoever opens it has the error
-        self._link = None
-        self._trouble = error
-        if not carry:
-            self._finish(error)
-            return
-        log.warning("%s; connecting again", error)
-        if self._loop.time() - self._linked_at >= SETTLED_SECONDS:
-            self._attempts = 0
-        self._reconnecting = self._loop.create_task(self._restore())
-        self._watch_time()
 
 
 class Subscription:
@@ -642,7 +458,7 @@ class Subscription:
             link = await client._ready("subscribe")
             correlation = client.take_correlations(1)
             subscription = await link.call(encode_subscribe(self.topic, self.qos, correlation), correlation)
-            if self.qos == 0 and link is not client._link:
+            if self.qos == 0 and link is not client._connection:
                 subscription = 0  # it went with its connection, between the answer and now
         self._error = None
         self._named(subscription)
@@ -692,19 +508,13 @@ class Subscription:
         """
         if message.tag is None:
             return
-        try:
-            async with asyncio.timeout(self._client._timeout):
-                link = await self._client._ready("acknowledge")
-                waiter: asyncio.Future[None] = self._client._loop.create_future()
-                link.acknowledge(self.id, Acknowledgement(self, message.tag, waiter, False))
-                await waiter
-        except TimeoutError as error:
-            if isinstance(error, OperationTimeout):
-                raise
-            seconds = f"{self._client._timeout:g} s"
-            raise OperationTimeout(
-                f"{self._client.address} did not confirm an acknowledgement within {seconds}"
-            ) from None
+        client = self._client
+        late = f"{client.address} did not confirm an acknowledgement within {client._timeout:g} s"
+        async with Limit(client._timeout, late):
+            link = await client._ready("acknowledge")
+            waiter: asyncio.Future[None] = client._loop.create_future()
+            link.acknowledge(self.id, Acknowledgement(self, message.tag, waiter, False))
+            await waiter
 
     def ack_nowait(self, message: Message) -> None:
         """Acknowledges a message at the end of this loop turn; `late_acks` counts those that were refused."""
@@ -713,10 +523,10 @@ class Subscription:
         if self._client._end is not None:
             raise again(self._client._end)
         ack = Acknowledgement(self, message.tag, None, False)
-        if self._client._link is None:
+        if self._client._connection is None:
             self._kept_acks.append(ack)
         else:
-            self._client._link.acknowledge(self.id, ack)
+            self._client._connection.acknowledge(self.id, ack)
 
     # --- polling --------------------------------------------------------------------------------------------
 
@@ -736,7 +546,7 @@ class Subscription:
 
     def _ask(self) -> None:
         """Begins a round if it is time for one."""
-        link = self._client._link
+        link = self._client._connection
         if self._round or self._timer is not None or link is None or not self.id or self._error is not None:
             return
         window = self._window()
@@ -861,13 +671,3 @@ def encode_chunks(topic: str, messages: Sequence[Buffer], qos: int, first: int) 
     step = max(1, len(messages) * WRITE_BYTES // max(size, WRITE_BYTES))
     for start in range(0, len(messages), step):
         yield encode_publish_many(topic, messages[start : start + step], qos, first + start)
-
-
-Error = TypeVar("Error", bound=ClientError)
-
-
-def again(error: Error) -> Error:
-    """An error of its own for each who gets it: raising one adds to its traceback."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy

@@ -13,9 +13,10 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
-from headrace.clients.errors import KEY_HINT, ClientError, ConnectionLost, ProtocolError, reason_of
+from headrace.clients.errors import KEY_HINT, ClientError, again
+from headrace.clients.link import StreamLink, StreamOwner
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
     Ack,
@@ -33,12 +34,6 @@ from headrace.wire.blipmq import (
 # The NACK of an ACK carries the delivery tag where others carry the client's own correlation id. Tags count
 # up from 1, so ids from the upper half are never taken for one.
 FIRST_CORRELATION: Final = 1 << 63
-
-# What is put together before it is written even within one turn: as much as one read of the server takes.
-WRITE_BYTES: Final = 256 * 1024
-# What the transport may hold before publishers wait: enough that the socket does not run dry between two
-# turns.
-WRITE_BUFFER_BYTES: Final = 1024 * 1024
 
 
 class BlipmqNack(ClientError):
@@ -216,64 +211,45 @@ class Fence:
         return None
 
 
-class LinkOwner(Protocol):
+class LinkOwner(StreamOwner, Protocol):
     """Who a link belongs to: a client."""
 
     def take_correlations(self, count: int) -> int:
         """The first of so many ids that nothing else has."""
 
     def on_fence_sent(self) -> None: ...
-    def on_writable(self) -> None: ...
     def on_refusal(self, error: BlipmqNack) -> None:
         """A frame that nobody waits for was refused."""
 
-    def on_lost(self, link: "Link", error: ClientError) -> None: ...
 
-
-class Link(asyncio.Protocol):
+class Link(StreamLink):
     """A connection, from the handshake to its end."""
 
+    protocol: ClassVar[str] = "BlipMQ"
+    _owner: LinkOwner
+
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: LinkOwner, where: str) -> None:
-        self.where = where  # the server, for texts
-        self.paused = False  # the transport holds enough
-        self._unfenced = False  # frames that nobody waits for were put behind the last PING
+        super().__init__(loop, owner, where)
         self.calls: dict[
             int, tuple[asyncio.Future[int], float]
         ] = {}  # HELLO, AUTH, SUBSCRIBE: answered by id
         self.fences: deque[Fence] = deque()  # sent, oldest first
         self.open = Fence()  # the one that is being filled
-        self.closed: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
-        self._owner = owner
+        self._unfenced = False  # frames that nobody waits for were put behind the last PING
         self._decoder = Decoder()
-        self._outbox: list[bytes] = []
-        self._held = 0  # bytes in it
-        self._turn_scheduled = False
-        self.down = False  # it takes and gives nothing any more
-        self._transport: asyncio.Transport
 
     # --- sending --------------------------------------------------------------------------------------------
 
-    def put(self, frames: bytes) -> bool:
-        """Takes whole frames that nobody waits for, to be written at the end of this turn. True where so much
-        came together that it was written at once: then it is time to let the loop run."""
+    def tell(self, frames: bytes) -> bool:
+        """Puts frames that nobody waits for."""
         self._unfenced = True
-        return self._put(frames)
-
-    def _put(self, frames: bytes) -> bool:
-        self._outbox.append(frames)
-        self._held += len(frames)
-        self._end_turn_later()  # also if this is written at once: a fence may have to follow
-        if self._held >= WRITE_BYTES:
-            self._write()
-            return True
-        return False
+        return self.put(frames)
 
     def call(self, frame: bytes, correlation: int) -> asyncio.Future[int]:
         """Puts a frame that is answered by its id: with an ACK, whose subscription id is the result."""
         answer: asyncio.Future[int] = self._loop.create_future()
         self.calls[correlation] = (answer, self._loop.time())
-        self._put(frame)
+        self.put(frame)
         self._owner.on_fence_sent()
         return answer
 
@@ -286,7 +262,7 @@ class Link(asyncio.Protocol):
         publication.put += 1
         if publication.put == len(publication.chunks):
             fence.wanted = True
-        return self._put(publication.chunks[publication.put - 1])
+        return self.put(publication.chunks[publication.put - 1])
 
     def acknowledge(self, subscription: int, ack: Acknowledgement) -> None:
         """Puts an ACK. If somebody waits for it, its fence follows at the end of the turn."""
@@ -296,7 +272,7 @@ class Link(asyncio.Protocol):
         fence.acks[ack.tag] = ack
         if ack.waiter is not None:
             fence.wanted = True
-        self.put(encode_ack(subscription, ack.tag))
+        self.tell(encode_ack(subscription, ack.tag))
 
     def poll(self, poller: Poller, frame: bytes, correlation: int, count: int) -> None:
         """Puts so many POLLs; the poller hears of the round's end when their fence was passed."""
@@ -307,7 +283,7 @@ class Link(asyncio.Protocol):
         fence.poll_correlation = correlation
         fence.asked = count
         fence.wanted = True
-        self._put(frame * count)
+        self.put(frame * count)
 
     def pass_fence(self) -> asyncio.Future[None]:
         """Done when everything that was put until now has been handled."""
@@ -321,37 +297,21 @@ class Link(asyncio.Protocol):
     def fence_now(self) -> None:
         fence = self._filling()
         fence.correlation = self._owner.take_correlations(1)
-        self._put(encode_ping(fence.correlation))
+        self.put(encode_ping(fence.correlation))
         self._unfenced = False
         self.fences.append(fence)
         self.open = Fence()
         self._owner.on_fence_sent()
 
     def write_now(self) -> None:
-        """Does now what the end of the turn would do."""
         if self.open.wanted:
             self.fence_now()
-        self._write()
+        super().write_now()
 
     def _filling(self) -> Fence:
         if not self.open.since:
             self.open.since = self._loop.time()
         return self.open
-
-    def _end_turn_later(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._end_turn)
-
-    def _end_turn(self) -> None:
-        self._turn_scheduled = False
-        self.write_now()
-
-    def _write(self) -> None:
-        if self._outbox and not self.down:
-            self._transport.write(self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox))
-        self._outbox.clear()
-        self._held = 0
 
     # --- the life of a connection ---------------------------------------------------------------------------
 
@@ -368,23 +328,14 @@ class Link(asyncio.Protocol):
             if isinstance(answer, BaseException):
                 raise answer
 
-    def fail(self, error: ClientError) -> None:
-        """Ends the connection for a reason of this side."""
-        if not self.down:
-            self.down = True
-            self._transport.abort()
-            self._owner.on_lost(self, error)
-
-    def close(self) -> None:
-        """Ends the connection when what was put has been written; the owner is not told."""
-        self.write_now()
-        self.down = True
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Ends the connection at once; the owner is not told."""
-        self.down = True
-        self._transport.abort()
+    def _end(self, error: ClientError) -> None:
+        super()._end(error)
+        waiting: list[asyncio.Future[Any]] = [answer for answer, _ in self.calls.values()]
+        for fence in self.outstanding():
+            waiting += fence.waiters
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_exception(again(error))
 
     @property
     def busy(self) -> bool:
@@ -401,26 +352,6 @@ class Link(asyncio.Protocol):
         if self.calls:
             since.append(next(iter(self.calls.values()))[1])
         return min(since, default=None)
-
-    # --- what the loop calls --------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set_result(None)
-        if not self.down:
-            self.down = True
-            why = f": {reason_of(exc)}" if exc is not None else " by the server"
-            self._owner.on_lost(self, ConnectionLost(f"the connection to {self.where} was closed{why}"))
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self._owner.on_writable()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -515,6 +446,3 @@ class Link(asyncio.Protocol):
             cast("asyncio.Future[None]", ack.waiter).set_exception(error)
         else:
             ack.poller.on_refused_ack(error)
-
-    def _violated(self, what: str) -> None:
-        self.fail(ProtocolError(f"what answers at {self.where} does not speak BlipMQ as it should: {what}"))

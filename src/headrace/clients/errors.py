@@ -1,10 +1,13 @@
 """What can go wrong between a client and its server, whatever the protocol. A protocol's own refusals are
 next to its client."""
 
+import asyncio
 import os
 import socket
 import ssl
-from typing import Final
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, TypeVar
 
 from headrace.errors import HeadraceError
 
@@ -31,6 +34,35 @@ class ProtocolError(ClientError):
 
 class ClientClosed(ClientError):
     """The client was closed before, or while it was used."""
+
+
+Error = TypeVar("Error", bound=ClientError)
+
+
+def again(error: Error) -> Error:
+    """An error of its own for each who gets it: raising one adds to its traceback."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+class Limit:
+    """An asyncio.timeout() that says what took too long, by an OperationTimeout with this text."""
+
+    def __init__(self, seconds: float, text: str | Callable[[], str]) -> None:
+        self._timeout = asyncio.timeout(seconds)
+        self._text = text
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise OperationTimeout(self._text if isinstance(self._text, str) else self._text()) from None
 
 
 KEY_HINT: Final = "--key or HEADRACE_CLIENT_KEY says which key to use; the gateway's are its [[keys]]"

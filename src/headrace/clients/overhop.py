@@ -15,8 +15,6 @@ queues works with any server of the protocol; jobs reach workers by this gateway
 """
 
 import asyncio
-import logging
-import random
 import ssl
 import time
 from collections import deque
@@ -30,10 +28,10 @@ from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
+    Limit,
     OperationTimeout,
     ProtocolError,
-    hung_up,
-    reason_of,
+    again,
 )
 from headrace.clients.overhop_link import (
     JobNotActive,
@@ -46,7 +44,7 @@ from headrace.clients.overhop_link import (
     ServerError,
     Violation,
 )
-from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
+from headrace.clients.reconnect import FIRST_PAUSE, LONGEST_PAUSE, ReconnectingClient
 from headrace.wire.overhop import DEFAULT_PAYLOAD_LIMIT, Message, MessageType
 
 __all__ = [
@@ -69,15 +67,11 @@ __all__ = [
     "Worker",
 ]
 
-log = logging.getLogger(__name__)
-
-# Until a connection has lived this long, the next loss goes on with the back-off instead of starting it anew.
-SETTLED_SECONDS: Final = 5.0
 # Jobs that enqueue_many() has under way at once.
 WINDOW_JOBS: Final = 1024
 
 
-class OverhopClient:
+class OverhopClient(ReconnectingClient[Link]):
     """A client of one Overhop server, registered as a worker.
 
     `address` is "host:port", "[v6]:port" or "unix:/path". With `tls` the connection is encrypted; `server_hostname` is
@@ -101,191 +95,53 @@ class OverhopClient:
         timeout: float = 10.0,
         limit: int = DEFAULT_PAYLOAD_LIMIT,
         reconnect: bool = True,
-        reconnect_delay: float = 0.05,
-        max_reconnect_delay: float = 5.0,
+        reconnect_delay: float = FIRST_PAUSE,
+        max_reconnect_delay: float = LONGEST_PAUSE,
     ) -> None:
-        place = parse_address(address)
-        if isinstance(place, InheritedSocket):
-            raise ValueError(f'"{address}" is nothing to connect to; it is "host:port" or "unix:/path"')
-        if timeout <= 0:
-            raise ValueError(f"a timeout is more than 0 seconds, not {timeout}")
-        if not 0 < reconnect_delay <= max_reconnect_delay:
-            raise ValueError("reconnect_delay is more than 0 and at most max_reconnect_delay")
-        self.reconnects = 0
-        """How many times a lost connection was made again."""
-        self._place: HostPort | UnixPath = place
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._timeout = timeout
+        super().__init__(
+            address,
+            tls=tls,
+            server_hostname=server_hostname,
+            timeout=timeout,
+            reconnect=reconnect,
+            reconnect_delay=reconnect_delay,
+            max_reconnect_delay=max_reconnect_delay,
+        )
         self._limit = limit
-        self._reconnect = reconnect
-        self._reconnect_delay = reconnect_delay
-        self._max_reconnect_delay = max_reconnect_delay
-        self._link: Link | None = None
-        self._begun = False  # there was a link
-        self._end: ClientError | None = ClientClosed(f"the client of {place} is not connected yet")
-        self._trouble: ClientError | None = None  # why there is no link now
         self._workers: dict[str, Worker] = {}  # by subscription id
         self._all_workers: dict[Worker, None] = {}  # in order
         self._subscribing = 0  # SUBSCRIBEs under way
         self._early: dict[str, list[dict[str, Any]]] = {}  # jobs that came before their worker knew its id
-        self._attempts = 0  # to reconnect, since a connection was last settled
-        self._linked_at = 0.0
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._waiting: dict[asyncio.Future[None], None] = {}  # for a link that takes requests, in order
-        self._loop: asyncio.AbstractEventLoop
 
     # --- connecting and closing -----------------------------------------------------------------------------
 
     @property
-    def address(self) -> str:
-        """Whom this client talks to."""
-        return str(self._place)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._link is not None
-
-    @property
     def wid(self) -> str:
         """The worker id that the server gave to the connection; empty while there is none."""
-        return self._link.wid if self._link is not None else ""
+        return self._connection.wid if self._connection is not None else ""
 
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
+    def _new_link(self) -> Link:
+        return Link(self._loop, self, self.address, self._limit)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def _greet(self, link: Link) -> None:
+        await link.handshake()
 
-    async def connect(self) -> None:
-        """Connects and registers. A first connection is tried once: ConnectionFailed, ProtocolError, OverhopError or
-        OperationTimeout say what was wrong."""
-        if self._begun:
-            raise RuntimeError(f"the client of {self.address} was connected before")
-        self._loop = asyncio.get_running_loop()
-        link = await self._open_link()
-        if link.down:
-            raise ConnectionLost(f"{self.address} closed the connection")
-        self._begun = True
-        self._end = None
-        self._link = link
-        self._linked_at = self._loop.time()
-
-    async def close(self) -> None:
-        """Disconnects. What is under way raises ClientClosed."""
-        closed = ClientClosed(f"the client of {self.address} was closed")
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
-        link, self._link = self._link, None
-        if self._end is None:
-            self._finish(closed)
-        if link is not None:
-            link.close()
-            try:
-                await asyncio.wait([link.closed], timeout=self._timeout)
-            finally:
-                link.abort()  # of no effect where it is closed
-
-    async def _open_link(self) -> Link:
-        """A connection on which this side is registered."""
-        link = Link(self._loop, self, self.address, self._limit)
-        try:
-            async with asyncio.timeout(self._timeout):
-                try:
-                    await self._open_transport(link)
-                except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
-                try:
-                    await link.handshake()
-                except ConnectionLost as error:
-                    link.abort()
-                    raise ConnectionLost(f"{error} {hung_up('Overhop', self._tls is not None)}") from error
-                except BaseException:
-                    link.abort()
-                    raise
-        except TimeoutError:
-            raise OperationTimeout(
-                f"{self.address} did not accept a connection within {self._timeout:g} s"
-            ) from None
-        return link
-
-    async def _open_transport(self, link: Link) -> None:
-        name = self._server_hostname
-        if isinstance(self._place, UnixPath):
-            if self._tls is not None:
-                name = name or "localhost"
-            await self._loop.create_unix_connection(
-                lambda: link, self._place.path, ssl=self._tls, server_hostname=name
-            )
-        else:
-            if self._tls is not None:
-                name = name or self._place.host
-            await self._loop.create_connection(
-                lambda: link, self._place.host, self._place.port, ssl=self._tls, server_hostname=name
-            )
-
-    async def _ready(self) -> Link:
-        """The link, once it takes requests."""
-        while True:
-            if self._end is not None:
-                raise again(self._end)
-            link = self._link
-            if link is not None and not link.paused:
-                return link
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiting[waiter] = None
-            try:
-                await waiter
-            finally:
-                self._waiting.pop(waiter, None)
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _finish(self, error: ClientError) -> None:
-        """Nothing more happens: everybody gets the reason."""
-        self._end = error
-        self._wake()
-        for worker in list(self._all_workers):
-            worker.fail(error)
-
-    async def _restore(self) -> None:
-        """Connects until it works."""
-        while True:
-            longest = min(self._reconnect_delay * 2 ** min(self._attempts, 30), self._max_reconnect_delay)
-            self._attempts += 1
-            await asyncio.sleep(longest * random.uniform(0.5, 1.0))
-            try:
-                link = await self._open_link()
-                if link.down:
-                    continue
-                await self._resubscribe(link)
-            except ClientError as error:
-                self._trouble = error
-                continue
-            if link.down:  # it ended behind its last answer
-                continue
-            self.reconnects += 1
-            log.warning("connected to %s again", self.address)
-            self._link = link
-            self._linked_at = self._loop.time()
-            self._trouble = None
-            self._wake()
-            return
-
-    async def _resubscribe(self, link: Link) -> None:
+    async def _prepare(self, link: Link) -> None:
         for worker in list(self._all_workers):
             try:
                 await worker.relink(link)
             except OverhopError as error:
                 worker.fail(error)  # its queue has gone; the others go on
+
+    def _leave(self, link: Link, error: ClientError, carry: bool) -> None:
+        self._workers.clear()
+        for worker in self._all_workers:
+            worker.on_link_lost()
+
+    def _finish(self, error: ClientError) -> None:
+        super()._finish(error)
+        for worker in list(self._all_workers):
+            worker.fail(error)
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -297,26 +153,20 @@ class OverhopClient:
         A request whose connection was lost before its answer came is sent again by the next one, so it may be carried
         out twice; without `retry` ConnectionLost is raised.
         """
+        link: Link | None = None
         try:
-            async with asyncio.timeout(self._timeout):
+            async with Limit(self._timeout, lambda: self._late("ask")):
                 while True:
-                    link = await self._ready()
+                    link = await self._ready("ask")
                     try:
                         return (await link.call(type, payload or {})).payload
                     except ConnectionLost:
                         if not retry or not self._reconnect or self._end is not None:
                             raise
-        except TimeoutError as error:
-            if isinstance(error, OperationTimeout):
-                raise
-            if self._link is not None:
-                late = OperationTimeout(f"{self.address} did not answer within {self._timeout:g} s")
-                self._link.fail(late)  # answers come in order, so none will come before that one
-                raise late from None
-            raise OperationTimeout(
-                f"{self.address} did not come back within {self._timeout:g} s"
-                + (f": {self._trouble}" if self._trouble is not None else "")
-            ) from None
+        except OperationTimeout as late:
+            if link is not None:
+                link.fail(late)  # answers come in order, so none will come before that one
+            raise
 
     async def ping(self) -> float:
         """The time to the server and back, in seconds."""
@@ -440,42 +290,23 @@ class OverhopClient:
 
     async def subscribe(self, worker: "Worker", link: Link, credits: int) -> None:
         """Has a worker's jobs pushed over this link."""
+        late = f"{self.address} did not take a subscription within {self._timeout:g} s"
         self._subscribing += 1
         try:
-            async with asyncio.timeout(self._timeout):
+            async with Limit(self._timeout, late):
                 answer = await link.call(MessageType.SUBSCRIBE, {"q": worker.queue, "credits": credits})
             if not link.down:
                 worker.sid = str(answer.payload["sid"])
                 self._workers[worker.sid] = worker
                 for told in self._early.pop(worker.sid, ()):
                     worker.on_job(told)
-        except TimeoutError:
-            late = OperationTimeout(f"{self.address} did not take a subscription within {self._timeout:g} s")
-            link.fail(late)
-            raise late from None
+        except OperationTimeout as error:
+            link.fail(error)
+            raise
         finally:
             self._subscribing -= 1
             if not self._subscribing:
                 self._early.clear()
-
-    def on_writable(self) -> None:
-        self._wake()
-
-    def on_lost(self, link: Link, error: ClientError) -> None:
-        if link is not self._link:
-            return  # it is still in its handshake, and whoever opens it has the error
-        self._link = None
-        self._workers.clear()
-        self._trouble = error
-        if not self._reconnect:
-            self._finish(error)
-            return
-        log.warning("%s; connecting again", error)
-        if self._loop.time() - self._linked_at >= SETTLED_SECONDS:
-            self._attempts = 0
-        for worker in self._all_workers:
-            worker.on_link_lost()
-        self._reconnecting = self._loop.create_task(self._restore())
 
 
 class Job:
@@ -544,14 +375,14 @@ class Worker:
         self._error = None
         self.client._all_workers[self] = None
         try:
-            link = await self.client._ready()
+            link = await self.client._ready("work")
             while not self.sid:
                 try:
                     await self.client.subscribe(self, link, self._credits)
                 except ConnectionLost:
                     if not self.client._reconnect:
                         raise
-                link = await self.client._ready()  # a new one has subscribed
+                link = await self.client._ready("work")  # a new one has subscribed
         except BaseException:
             self.client._all_workers.pop(self, None)
             raise
@@ -567,7 +398,7 @@ class Worker:
             if self._error is None and sid:
                 self.client._workers.pop(sid, None)
                 self.client._all_workers.pop(self, None)
-                if self.client._link is not None:  # else it ended with the connection
+                if self.client._connection is not None:  # else it ended with the connection
                     await self.client.ask(MessageType.UNSUBSCRIBE, {"sid": sid}, retry=False)
         except (ConnectionLost, OperationTimeout, OverhopError):
             if kind is None and self._auto_done and self._last is not None and not self._last._ended:
@@ -626,7 +457,7 @@ class Worker:
     def _give_back(self, credits: int) -> None:
         """Lets the server push more, many at a time."""
         self._owed += credits
-        link = self.client._link
+        link = self.client._connection
         if link is not None and self.sid and self._error is None and 2 * self._owed >= self._credits:
             owed, self._owed = self._owed, 0
             answer = link.call(MessageType.CREDIT, {"sid": self.sid, "credits": owed})
@@ -695,10 +526,3 @@ def job_fields(
     if retry_interval is not None:
         fields["retry_interval_ms"] = max(1, round(retry_interval * 1000))
     return fields
-
-
-def again(error: ClientError) -> ClientError:
-    """An error of its own for each who gets it: raising one adds to its traceback."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy

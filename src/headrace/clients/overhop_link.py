@@ -4,15 +4,11 @@ turn.
 It knows nothing of reconnecting or of the API."""
 
 import asyncio
-from typing import Any, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol
 
-from headrace.clients.errors import ClientError, ConnectionLost, ProtocolError, reason_of
+from headrace.clients.errors import ClientError, ConnectionLost, ProtocolError, again
+from headrace.clients.link import StreamLink, StreamOwner
 from headrace.wire.overhop import Decoder, FrameError, Message, MessageType, encode
-
-# What is put together before it is written even within one turn: as much as one read of the server takes.
-WRITE_BYTES: Final = 256 * 1024
-# What the transport may hold before requests wait.
-WRITE_BUFFER_BYTES: Final = 1024 * 1024
 
 
 class OverhopError(ClientError):
@@ -78,34 +74,24 @@ def error_of(answer: Message) -> OverhopError:
     return ERRORS.get(code, OverhopError)(code, text, answer.payload.get("details"))
 
 
-class LinkOwner(Protocol):
+class LinkOwner(StreamOwner, Protocol):
     """Who a link belongs to: a client."""
 
     def on_push(self, link: "Link", message: Message) -> None: ...
-    def on_writable(self) -> None: ...
-    def on_lost(self, link: "Link", error: ClientError) -> None: ...
 
 
-class Link(asyncio.Protocol):
+class Link(StreamLink):
     """A connection, from the handshake to its end."""
 
+    protocol: ClassVar[str] = "Overhop"
+    _owner: LinkOwner
+
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: LinkOwner, where: str, limit: int) -> None:
-        self.where = where  # the server, for texts
-        self.paused = False  # the transport holds enough
-        self.down = False  # it takes and gives nothing any more
+        super().__init__(loop, owner, where)
         self.wid = ""
-        self.closed: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
-        self._owner = owner
         self._decoder = Decoder(limit)
         self._calls: dict[str, asyncio.Future[Message]] = {}
         self._next_rid = 0
-        self._outbox: list[bytes] = []
-        self._held = 0  # bytes in it
-        self._turn_scheduled = False
-        self._transport: asyncio.Transport
-
-    # --- sending --------------------------------------------------------------------------------------------
 
     def call(self, type: int, payload: dict[str, Any]) -> asyncio.Future[Message]:
         """Puts a request, to be written at the end of this turn; its answer is the result, an ERR its error."""
@@ -117,26 +103,8 @@ class Link(asyncio.Protocol):
             answer.set_exception(ConnectionLost(f"the connection to {self.where} was lost"))
             return answer
         self._calls[rid] = answer
-        self._outbox.append(frame)
-        self._held += len(frame)
-        if self._held >= WRITE_BYTES:
-            self._write()
-        elif not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._end_turn)
+        self.put(frame)
         return answer
-
-    def _end_turn(self) -> None:
-        self._turn_scheduled = False
-        self._write()
-
-    def _write(self) -> None:
-        if self._outbox and not self.down:
-            self._transport.write(self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox))
-        self._outbox.clear()
-        self._held = 0
-
-    # --- the life of a connection ---------------------------------------------------------------------------
 
     async def handshake(self) -> None:
         """HELLO, and REGISTER when it is answered: not every server reads more than one message at a time."""
@@ -145,41 +113,12 @@ class Link(asyncio.Protocol):
             raise ProtocolError(f"{self.where} answered HELLO with {hi.name}")
         self.wid = str((await self.call(MessageType.REGISTER, {})).payload.get("wid", ""))
 
-    def fail(self, error: ClientError) -> None:
-        """Ends the connection for a reason of this side."""
-        if not self.down:
-            self._transport.abort()
-            self._end(error)
-
-    def close(self) -> None:
-        """Ends the connection when what was put has been written; the owner is not told."""
-        self._write()
-        self.down = True
-        self._transport.close()
-        self._fail_calls(ConnectionLost(f"the connection to {self.where} was closed"))
-
-    def abort(self) -> None:
-        """Ends the connection at once; the owner is not told."""
-        self.down = True
-        self._transport.abort()
-        self._fail_calls(ConnectionLost(f"the connection to {self.where} was closed"))
-
     def _end(self, error: ClientError) -> None:
-        self.down = True
-        self._fail_calls(error)
-        self._owner.on_lost(self, error)
-
-    def _fail_calls(self, error: ClientError) -> None:
+        super()._end(error)
         calls, self._calls = self._calls, {}
         for answer in calls.values():
             if not answer.done():
-                answer.set_exception(type(error)(*error.args))
-
-    # --- what the loop calls --------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+                answer.set_exception(again(error))
 
     def data_received(self, data: bytes) -> None:
         if self.down:
@@ -191,7 +130,7 @@ class Link(asyncio.Protocol):
         for message in messages:
             self._on_message(message)
         if self._decoder.error is not None:
-            self.fail(ProtocolError(f"{self.where} does not speak Overhop: {self._decoder.error}"))
+            self._violated(str(self._decoder.error))
 
     def _on_message(self, message: Message) -> None:
         if message.rid == "0":
@@ -207,20 +146,3 @@ class Link(asyncio.Protocol):
             answer.set_exception(error_of(message))
         else:
             answer.set_result(message)
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self._owner.on_writable()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if not self.down:
-            why = f": {reason_of(error)}" if error is not None else ""
-            self._end(ConnectionLost(f"the connection to {self.where} was lost{why}"))

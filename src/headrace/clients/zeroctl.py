@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import logging
-import random
 import secrets
 import ssl
 import time
@@ -35,10 +34,11 @@ from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
+    Limit,
     OperationTimeout,
-    hung_up,
-    reason_of,
+    again,
 )
+from headrace.clients.reconnect import FIRST_PAUSE, LONGEST_PAUSE, ReconnectingClient
 from headrace.clients.zeroctl_link import (
     BadMessage,
     Busy,
@@ -48,7 +48,6 @@ from headrace.clients.zeroctl_link import (
     NotOpened,
     Refused,
 )
-from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
 from headrace.nodes.headers import default_uuid, encode_header, required, word
 from headrace.nodes.signatures import Signer, public_key, verify
 from headrace.wire.zeroctl import (
@@ -90,8 +89,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-# Until a connection has lived this long, the next loss goes on with the back-off instead of starting it anew.
-SETTLED_SECONDS: Final = 5.0
 BIND_ACK: Final = 1
 BIND_QUEUE: Final = 2
 BIND_DURABLE: Final = 4
@@ -143,7 +140,7 @@ class _Sent:
         self.waiter = waiter
 
 
-class ZeroctlClient:
+class ZeroctlClient(ReconnectingClient[Link]):
     """A node that is a client of one gateway.
 
     `address` is "host:port", "[v6]:port" or "unix:/path", `key` the API key; without one the gateway has to allow
@@ -169,139 +166,64 @@ class ZeroctlClient:
         server_hostname: str | None = None,
         timeout: float = 10.0,
         reconnect: bool = True,
-        reconnect_delay: float = 0.05,
-        max_reconnect_delay: float = 5.0,
+        reconnect_delay: float = FIRST_PAUSE,
+        max_reconnect_delay: float = LONGEST_PAUSE,
     ) -> None:
-        place = parse_address(address)
-        if isinstance(place, InheritedSocket):
-            raise ValueError(f'"{address}" is nothing to connect to; it is "host:port" or "unix:/path"')
-        if timeout <= 0:
-            raise ValueError(f"a timeout is more than 0 seconds, not {timeout}")
+        super().__init__(
+            address,
+            tls=tls,
+            server_hostname=server_hostname,
+            timeout=timeout,
+            reconnect=reconnect,
+            reconnect_delay=reconnect_delay,
+            max_reconnect_delay=max_reconnect_delay,
+        )
         if not 0 <= heartbeat <= 120:
             raise ValueError(f"a heartbeat comes every 120 seconds at least, not every {heartbeat}")
         self.node = node
         self.node_uuid = node_uuid or default_uuid(node)
         self.services: dict[str, dict[str, Any]] = {}
         """What the heartbeat says about services, by name."""
-        self.reconnects = 0
-        """How many times a lost connection was made again."""
         self.damaged = 0
         """Deliveries that were dropped because their sha256 was not that of the body."""
         self.gateway: Welcome | None = None
         """Who answered, and its limits."""
-        self._place: HostPort | UnixPath = place
         self._key = key
         self._signer = signer
         self._heartbeat = heartbeat
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._timeout = timeout
-        self._reconnect = reconnect
-        self._reconnect_delay = reconnect_delay
-        self._max_reconnect_delay = max_reconnect_delay
-        self._link: Link | None = None
-        self._end: ClientError | None = ClientClosed(f"the client of {place} is not connected yet")
-        self._begun = False
-        self._trouble: ClientError | None = None
         self._ids = itertools.count(1)
         self._sent: dict[int, _Sent] = {}  # by id
         self._bindings: dict[int, Binding] = {}
         self._numbers = itertools.count(1)
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._attempts = 0
-        self._linked_at = 0.0
-        self._reconnecting: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._rebinding: asyncio.Task[None] | None = None
         self._replies: Replies | None = None
-        self._loop: asyncio.AbstractEventLoop
 
     # --- connecting and closing -----------------------------------------------------------------------------
 
-    @property
-    def address(self) -> str:
-        """Whom this client talks to."""
-        return str(self._place)
+    def _new_link(self) -> Link:
+        return Link(self._loop, self, self.address)
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._link is not None
+    async def _greet(self, link: Link) -> None:
+        self.gateway = await link.open(self._key, self.node, self.node_uuid)
 
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    def _is_final(self, error: ClientError) -> bool:
+        return isinstance(error, NotOpened)
 
     async def connect(self) -> None:
-        """Connects. A first connection is tried once: ConnectionFailed, NotOpened, ProtocolError or OperationTimeout
-        say what was wrong."""
-        if self._begun:
-            raise RuntimeError(f"the client of {self.address} was connected before")
-        self._loop = asyncio.get_running_loop()
-        link = await self._open_link()
-        self._begun = True
-        self._end = None
-        self._adopt(link)
+        await super().connect()
         if self._heartbeat:
             await self.beat()
             self._beating = asyncio.create_task(self._beat_for_ever())
 
-    async def close(self) -> None:
-        """Disconnects. What was not confirmed by then raises ClientClosed where it is waited for."""
+    async def _shut(self, *, at_once: bool = False) -> None:
         if self._replies is not None:
             await self._replies.close()
-        for task in (self._reconnecting, self._beating, self._rebinding):
+        for task in (self._beating, self._rebinding):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        link = self._link
-        self._finish(ClientClosed(f"the client of {self.address} was closed"))
-        if link is not None:
-            link.close()
-            try:
-                await asyncio.wait([link.closed], timeout=self._timeout)
-            finally:
-                link.abort()
-
-    async def _open_link(self) -> Link:
-        link = Link(self._loop, self, self.address)
-        try:
-            async with asyncio.timeout(self._timeout):
-                try:
-                    await self._open_transport(link)
-                except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
-                try:
-                    self.gateway = await link.open(self._key, self.node, self.node_uuid)
-                except ConnectionLost as error:
-                    link.abort()
-                    raise ConnectionLost(f"{error} {hung_up('zeroctl', self._tls is not None)}") from error
-                except BaseException:
-                    link.abort()
-                    raise
-        except TimeoutError:
-            raise OperationTimeout(f"{self.address} did not answer within {self._timeout:g} s") from None
-        return link
-
-    async def _open_transport(self, link: Link) -> None:
-        name = self._server_hostname
-        if isinstance(self._place, UnixPath):
-            if self._tls is not None:
-                name = name or "localhost"
-            await self._loop.create_unix_connection(
-                lambda: link, self._place.path, ssl=self._tls, server_hostname=name
-            )
-        else:
-            if self._tls is not None:
-                name = name or self._place.host
-            await self._loop.create_connection(
-                lambda: link, self._place.host, self._place.port, ssl=self._tls, server_hostname=name
-            )
+        await super()._shut(at_once=at_once)
 
     # --- publishing -----------------------------------------------------------------------------------------
 
@@ -358,15 +280,10 @@ class ZeroctlClient:
     async def _all(self, waiters: Sequence[asyncio.Future[None]], doing: str) -> None:
         if not waiters:
             return
-        try:
-            async with asyncio.timeout(self._timeout):
-                for answer in await asyncio.gather(*waiters, return_exceptions=True):
-                    if isinstance(answer, BaseException):
-                        raise answer
-        except TimeoutError:
-            raise OperationTimeout(
-                f"cannot {doing}: {self.address} did not answer for {self._timeout:g} s"
-            ) from None
+        async with Limit(self._timeout, lambda: self._late(doing)):
+            for answer in await asyncio.gather(*waiters, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
 
     # --- binding --------------------------------------------------------------------------------------------
 
@@ -414,12 +331,10 @@ class ZeroctlClient:
             paths["on-finish"] = f"{task.path}.finish"
         try:
             await self.publish(key, body, {**(headers or {}), **paths})
-            async with asyncio.timeout(self._timeout):
+            async with Limit(
+                self._timeout, f"nobody has answered the request to {key} for {self._timeout:g} s"
+            ):
                 await task.started
-        except TimeoutError:
-            raise OperationTimeout(
-                f"nobody has answered the request to {key} for {self._timeout:g} s"
-            ) from None
         except BaseException:
             self._replies.forget(task)
             raise
@@ -478,8 +393,8 @@ class ZeroctlClient:
         if sent is not None:
             if not sent.waiter.done():
                 sent.waiter.set_exception(error)
-        elif id == 0 and isinstance(error, NotOpened):
-            self._finish(error)
+        elif id == 0 and isinstance(error, NotOpened) and self._connection is not None:
+            self._connection.fail(error)
         elif id == 0 and error.code in (403, 410):
             for binding in self._bindings.values():
                 if error.text.startswith((f"binding {binding.number} ", f"binding {binding.number}:")):
@@ -506,55 +421,22 @@ class ZeroctlClient:
             )
         )
 
-    def on_writable(self) -> None:
-        self._wake()
+    # --- connections lost and found -------------------------------------------------------------------------
 
-    def on_lost(self, link: Link, error: ClientError) -> None:
-        if link is not self._link:
+    def _leave(self, link: Link, error: ClientError, carry: bool) -> None:
+        if not carry:
             return
-        self._link = None
-        self._trouble = error
         for id, sent in list(self._sent.items()):
             sent.losses += 1
-            if not self._reconnect or not sent.retry or sent.losses > 1:
+            if not sent.retry or sent.losses > 1:
                 del self._sent[id]
                 if not sent.waiter.done():
                     sent.waiter.set_exception(ConnectionLost(str(error)))
         for binding in self._bindings.values():
             binding.on_gap()
-        if not self._reconnect:
-            self._finish(error)
-            return
-        log.warning("%s; connecting again", error)
-        if self._loop.time() - self._linked_at >= SETTLED_SECONDS:
-            self._attempts = 0
-        self._reconnecting = asyncio.ensure_future(self._restore())
-
-    async def _restore(self) -> None:
-        """Connects again, however often it takes."""
-        while True:
-            delay = min(self._reconnect_delay * 2 ** min(self._attempts, 32), self._max_reconnect_delay)
-            self._attempts += 1
-            await asyncio.sleep(delay * random.uniform(0.5, 1))
-            try:
-                link = await self._open_link()
-            except NotOpened as error:
-                self._finish(error)
-                return
-            except ClientError as error:
-                self._trouble = error
-                continue
-            if not link.down:
-                break
-        self.reconnects += 1
-        log.warning("connected to %s again", self.address)
-        self._adopt(link)
 
     def _adopt(self, link: Link) -> None:
-        """Makes a new connection the one to use, beginning with what the last one left."""
-        self._link = link
-        self._linked_at = self._loop.time()
-        self._trouble = None
+        super()._adopt(link)
         for sent in self._sent.values():
             link.put(sent.frames)
         if self._beating is not None and self._bindings:
@@ -562,14 +444,13 @@ class ZeroctlClient:
             self._rebinding = asyncio.ensure_future(self._rebind_after_beat(link))
         else:
             self._rebind(link)
-        self._wake()
 
     async def _rebind_after_beat(self, link: Link) -> None:
         try:
             await self.beat()
         except ClientError as error:
             log.warning("the heartbeat did not get through: %s", error)
-        if link is self._link:
+        if link is self._connection:
             self._rebind(link)
 
     def _rebind(self, link: Link) -> None:
@@ -582,42 +463,13 @@ class ZeroctlClient:
                 self._sent[id] = _Sent(b"", 1, False, waiter)
 
     def _finish(self, error: ClientError) -> None:
-        """Nothing works from here on."""
-        self._end = error
-        self._link = None
+        super()._finish(error)
         for sent in self._sent.values():
             if not sent.waiter.done():
-                sent.waiter.set_exception(type(error)(*error.args))
+                sent.waiter.set_exception(again(error))
         self._sent.clear()
         for binding in list(self._bindings.values()):
             binding.fail(error)
-        self._wake()
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _ready(self, doing: str) -> Link:
-        """A link that takes frames, as soon as there is one."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                while self._end is None:
-                    link = self._link
-                    if link is not None and not link.paused:
-                        return link
-                    changed: asyncio.Future[None] = self._loop.create_future()
-                    self._waiting.add(changed)
-                    try:
-                        await changed
-                    finally:
-                        self._waiting.discard(changed)
-        except TimeoutError:
-            why = f"there was no connection ({self._trouble})" if self._link is None else "it does not read"
-            raise OperationTimeout(
-                f"cannot {doing} at {self.address} for {self._timeout:g} s: {why}"
-            ) from None
-        raise type(self._end)(*self._end.args)
 
     async def _call(self, frame: bytes, id: int, doing: str) -> None:
         """Sends a frame that is answered by its id."""
@@ -685,7 +537,7 @@ class Binding:
         if kind is None and self._last is not None and self._auto_ack:
             self.ack(self._last)
         self._client._bindings.pop(self.number, None)
-        if self._client._link is None:
+        if self._client._connection is None:
             return
         if self._flags & BIND_DURABLE and not self._flags & BIND_QUEUE:
             return  # it is kept; forget() ends it
@@ -721,8 +573,8 @@ class Binding:
                 self._waiter = None
         message = self._messages.popleft()
         self._taken += 1
-        if self._taken * 2 >= self._prefetch and self._client._link is not None:
-            self._client._link.put(encode_credit(self.number, self._taken))
+        if self._taken * 2 >= self._prefetch and self._client._connection is not None:
+            self._client._connection.put(encode_credit(self.number, self._taken))
             self._taken = 0
         if message.needs_ack:
             self._last = message
@@ -732,15 +584,15 @@ class Binding:
         """Says that a message needs no further delivery."""
         if message is self._last:
             self._last = None
-        if message.needs_ack and self._client._link is not None:
-            self._client._link.put(encode_ack(self.number, [message.tag]))
+        if message.needs_ack and self._client._connection is not None:
+            self._client._connection.put(encode_ack(self.number, [message.tag]))
 
     def reject(self, message: Message, delay: float = 0.0) -> None:
         """Gives a message back, to be delivered again after so many seconds."""
         if message is self._last:
             self._last = None
-        if message.needs_ack and self._client._link is not None:
-            self._client._link.put(encode_reject(self.number, [message.tag], delay=round(delay * 1000)))
+        if message.needs_ack and self._client._connection is not None:
+            self._client._connection.put(encode_reject(self.number, [message.tag], delay=round(delay * 1000)))
 
     # --- what the client tells ------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 reconnecting or of the API: who owns a link carries over what it leaves unfinished."""
 
 import asyncio
-from typing import Final, Protocol, cast
+from typing import ClassVar, Final, Protocol
 
-from headrace.clients.errors import KEY_HINT, ClientError, ConnectionLost, ProtocolError, reason_of
+from headrace.clients.errors import KEY_HINT, ClientError, ConnectionLost, again
+from headrace.clients.link import StreamLink, StreamOwner
 from headrace.wire.zeroctl import (
     Confirm,
     Decoder,
@@ -19,10 +20,6 @@ from headrace.wire.zeroctl import (
     encode_pong,
 )
 
-# What is put together before it is written even within one turn: as much as one read of the gateway takes.
-WRITE_BYTES: Final = 256 * 1024
-# What the transport may hold before publishers wait.
-WRITE_BUFFER_BYTES: Final = 1024 * 1024
 # Keep-alive intervals after which a gateway that says nothing is gone.
 SILENT_AFTER: Final = 3
 
@@ -79,61 +76,26 @@ def refusal(frame: Refuse) -> Refused:
     return REFUSALS.get(frame.code, Refused)(frame.code, frame.text)
 
 
-class LinkOwner(Protocol):
+class LinkOwner(StreamOwner, Protocol):
     """Who a link belongs to: a client."""
 
     def on_confirm(self, first: int, last: int) -> None: ...
     def on_refusal(self, id: int, error: Refused) -> None: ...
     def on_delivery(self, delivery: Delivery) -> None: ...
-    def on_writable(self) -> None: ...
-    def on_lost(self, link: "Link", error: ClientError) -> None: ...
 
 
-class Link(asyncio.Protocol):
+class Link(StreamLink):
     """A connection, from OPEN to its end."""
 
+    protocol: ClassVar[str] = "zeroctl"
+    _owner: LinkOwner
+
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: LinkOwner, where: str) -> None:
-        self.where = where
-        self.paused = False  # the transport holds enough
-        self.down = False  # it takes and gives nothing any more
+        super().__init__(loop, owner, where)
         self.welcome: asyncio.Future[Welcome] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
-        self._loop = loop
-        self._owner = owner
         self._decoder = Decoder()
-        self._outbox: list[bytes] = []
-        self._held = 0
-        self._scheduled = False
         self._heard = loop.time()
         self._watch: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport
-
-    # --- sending --------------------------------------------------------------------------------------------
-
-    def put(self, frames: bytes) -> bool:
-        """Takes whole frames, to be written at the end of this turn. True where so much came together that it was
-        written at once: then it is time to let the loop run."""
-        self._outbox.append(frames)
-        self._held += len(frames)
-        if self._held >= WRITE_BYTES:
-            self.write_now()
-            return True
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._end_turn)
-        return False
-
-    def _end_turn(self) -> None:
-        self._scheduled = False
-        self.write_now()
-
-    def write_now(self) -> None:
-        if self._outbox and not self.down:
-            self._transport.write(self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox))
-        self._outbox.clear()
-        self._held = 0
-
-    # --- the life of a connection ---------------------------------------------------------------------------
 
     async def open(self, key: str, node: str, uuid: str) -> Welcome:
         """Raises what the gateway has against it."""
@@ -153,54 +115,13 @@ class Link(asyncio.Protocol):
             self.put(encode_ping(0))
         self._watch = self._loop.call_later(every, self._look, every)
 
-    def fail(self, error: ClientError) -> None:
-        """Ends the connection for a reason of this side."""
-        if not self.down:
-            self._stop()
-            self._transport.abort()
-            self._owner.on_lost(self, error)
-
-    def close(self) -> None:
-        """Ends the connection when what was put has been written; the owner is not told."""
-        if not self.down:
-            self.write_now()
-            self._stop()
-            self._transport.close()
-
-    def abort(self) -> None:
-        self._stop()
-        self._transport.abort()
-
-    def _stop(self) -> None:
-        self.down = True
+    def _end(self, error: ClientError) -> None:
+        super()._end(error)
+        if not self.welcome.done():
+            self.welcome.set_exception(again(error))
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-
-    # --- what the loop calls --------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self._owner.on_writable()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        reason = reason_of(error) if error is not None else "it closed the connection"
-        lost = ConnectionLost(f"the connection to {self.where} was lost: {reason}")
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if not self.welcome.done():
-            self.welcome.set_exception(lost)
-            self._stop()
-        if not self.down:
-            self._stop()
-            self._owner.on_lost(self, lost)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -234,11 +155,3 @@ class Link(asyncio.Protocol):
             self.welcome.set_exception(error)
         else:
             self._owner.on_refusal(frame.id, error)
-
-    def _violated(self, what: str) -> None:
-        error = ProtocolError(f"what answers at {self.where} does not speak zeroctl as it should: {what}")
-        if not self.welcome.done():
-            self.welcome.set_exception(error)
-            self.abort()
-        else:
-            self.fail(error)
