@@ -1,6 +1,7 @@
 """`headrace pub`, `sub` and `decode` with Relink, as a person runs them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,51 @@ def test_lines_go_in_and_messages_come_out(tmp_path: Path) -> None:
         ]
         events = events_of(gateway, "relink")
         assert (events["messages"], events["commits"], events["violations"]) == (4, 1, 0)
+
+
+@pytest.mark.parametrize("more", [("-n", "1"), ("-n", "1", "--no-ack"), ("--timeout", "0.2")])
+def test_what_was_subscribed_leaves_no_link_behind(tmp_path: Path, more: tuple[str, ...]) -> None:
+    with GatewayProcess(tmp_path, "listen.relink.bind=127.0.0.1:0") as gateway:
+        watching = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                MAIN,
+                "sub",
+                "-p",
+                "relink",
+                "--at",
+                gateway.places["relink"],
+                "demo/9",
+                *more,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert watching.stderr is not None
+        assert b"linked to 'demo'" in watching.stderr.readline()
+        peer = Peer.to(gateway)
+        for payload in (b"a", b"b", b"c"):
+            peer.publish("demo.out.9", payload)
+        _, told = watching.communicate(timeout=PATIENCE)
+        assert (watching.returncode, told) == (0, b"")
+        gateway.until(lambda: events_of(gateway, "relink")["links_ended"] == 1)
+        assert events_of(gateway, "relink")["violations"] == 0
+
+
+def test_an_interrupted_subscriber_leaves_no_link_behind(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, "listen.relink.bind=127.0.0.1:0") as gateway:
+        watching = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "sub", "-p", "relink", "--at", gateway.places["relink"], "demo/*"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert watching.stderr is not None
+        assert b"linked to 'demo'" in watching.stderr.readline()
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=PATIENCE)
+        assert (watching.returncode, told) == (130, b"")
+        gateway.until(lambda: events_of(gateway, "relink")["links_ended"] == 1)
 
 
 @pytest.mark.parametrize(

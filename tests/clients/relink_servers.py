@@ -1,102 +1,37 @@
-"""Real Relink sessions over real sockets in the test's own loop, and a proxy before them that cuts, stalls and splits
-connections where a test says. They are here to misbehave on demand; the gateway's own process is not."""
+"""Real Relink sessions for connectors to meet, and a proxy before them that cuts, stalls and splits connections where a
+test says."""
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from headrace.bus import Bus, Received
-from headrace.connection import Service, Switchboard
-from headrace.log import Log
+from headrace.bus import Received
 from headrace.sessions.relink import Endpoint, Relink
 from headrace.sessions.rights import Keyring
 from headrace.wire import relink as wire
-from tests.streams import Recorder
+from tests.clients.servers import Broker, StreamServer
 
 
-class RelinkBroker:
-    """A log, a bus and Relink sessions behind a listening socket."""
+class RelinkBroker(Broker):
+    protocol = "relink"
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        endpoints: Sequence[Endpoint] | None = None,
-        sync: str = "none",
-        tls: ssl.SSLContext | None = None,
-        **options: Any,
+        self, directory: Path, *, endpoints: Sequence[Endpoint] | None = None, **options: Any
     ) -> None:
-        self._directory = directory
+        listening = {name: options.pop(name) for name in ("sync", "tls") if name in options}
+        super().__init__(directory, **listening)
         self._endpoints = endpoints or (
             Endpoint("demo"),
             Endpoint("demo-tx", connector_transactions=True, listener_transactions=True),
         )
-        self._sync = sync
-        self._tls = tls
         self._options = options
-        self._port = 0
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
-
-    async def __aenter__(self) -> "RelinkBroker":
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Opens the log and listens; after a stop(), at the same address."""
-        self._loop = asyncio.get_running_loop()
-        self.log = Log(self._directory / "log", sync=self._sync, segment_bytes=1 << 22, pool_segments=1)
-        self.bus = Bus(self.log)
-        self.bus.schedule = lambda: self._loop.call_soon(self.bus.dispatch)
-        self._loop.add_reader(self.log.event_fd, self._on_log_event)
+    def _begin(self) -> int:
         self.sessions = Relink(self.bus, Keyring(), self._endpoints, **self._options)
-        self.service = Service(
-            "relink",
-            self.sessions.session,
-            max_frame=self.sessions.max_packet,
-            high_water=1 << 18,
-            max_connections=1000,
-            stall_timeout=60.0,
-        )
-        self.seen = Recorder()
-        self.board = Switchboard(self._loop, self.seen, read_bytes=1 << 18, tick_seconds=0.01)
-        self._server = await self._loop.create_server(
-            lambda: self.board.answer(self.service),
-            "127.0.0.1",
-            self._port,
-            ssl=self._tls,
-            reuse_address=True,
-        )
-        self._port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        self._server.close()
-        await self.cut()
-        self.board.close()
-        self._loop.remove_reader(self.log.event_fd)
-        self.bus.close()
-        self.log.close()
-        assert self.seen.failures == []
-
-    async def cut(self) -> None:
-        """Drops all connections."""
-        self.board.abort()
-        await self.board.wait_empty()
-
-    def count(self, what: str) -> int:
-        return int(self.sessions.counters()[what])
+        return int(self.sessions.max_packet)
 
     def published(self, filter: str = "#") -> list[Received]:
         """Every message that the log has of these topics."""
@@ -106,13 +41,6 @@ class RelinkBroker:
             found.append(one)
         member.leave()
         return found
-
-    def _on_log_event(self) -> None:
-        happened = self.log.on_event()
-        self.bus.on_safe()
-        self.board.safe_moved()
-        if happened & 2:
-            self.board.space_made()
 
 
 @dataclass
@@ -126,46 +54,22 @@ class Trouble:
     stall: float = 0.0  # seconds between them
 
 
-class Proxy:
+class Proxy(StreamServer):
     """Between a connector and a listener; `trouble` says what happens to the n-th connection."""
 
     def __init__(
         self, target: str, trouble: Callable[[int], Trouble], sizes: tuple[int, int] = (4, 4)
     ) -> None:
+        super().__init__()
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
         self._trouble = trouble
         self._sizes = sizes
-        self.connections = 0
         self.cuts = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "Proxy":
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        trouble = self._trouble(self.connections)
-        self.connections += 1
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            self._tasks.discard(task)
-            return
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        trouble = self._trouble(self.connections - 1)
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
         pumps = [
             asyncio.ensure_future(self._pump("connector", reader, far_writer, trouble)),
             asyncio.ensure_future(self._pump("listener", far_reader, writer, trouble)),
@@ -178,7 +82,6 @@ class Proxy:
             writer.transport.abort()
             far_writer.transport.abort()
             await asyncio.wait(pumps)
-            self._tasks.discard(task)
 
     async def _pump(
         self, side: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trouble: Trouble

@@ -1,41 +1,39 @@
-"""Servers for clients to meet: real BlipMQ sessions over real sockets that can be cut and restarted, and one
-whose answers a test scripts frame by frame. They are here to misbehave on demand; the gateway's own process
-is not."""
+"""What the servers for clients to meet share: real sessions over real sockets in the test's own loop, which can be cut
+and restarted, and a server that plays a script for each connection. They are here to misbehave on demand; the gateway's
+own process is not."""
 
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from headrace.bus import Bus
-from headrace.config import Key
 from headrace.connection import Service, Switchboard
 from headrace.log import Log
-from headrace.sessions.blipmq import Blipmq
-from headrace.sessions.rights import Keyring
-from headrace.wire import blipmq as wire
 from tests.streams import Recorder
 
-KEY = "dev-key"
-EVERYTHING = Key(name="dev", key=KEY, publish=["#"], subscribe=["#"])
+P = TypeVar("P")
 
 
-class Broker:
-    """A log, a bus and BlipMQ sessions behind a listening socket, in the test's own loop."""
+class Broker(ABC):
+    """A log, a bus and the sessions of one protocol behind a listening socket."""
+
+    protocol: str
+    sessions: Any
 
     def __init__(
         self,
         directory: Path,
         *,
-        keys: Sequence[Key] = (EVERYTHING,),
         sync: str = "none",
         unix: Path | None = None,
         tls: ssl.SSLContext | None = None,
         redelivery_delay: float = 2.0,
     ) -> None:
-        self.keys = Keyring(keys)
         self._directory = directory
         self._sync = sync
         self._unix = unix
@@ -43,11 +41,15 @@ class Broker:
         self._redelivery_delay = redelivery_delay
         self._port = 0
 
+    @abstractmethod
+    def _begin(self) -> int:
+        """Makes `sessions` for the bus; how long a frame may be."""
+
     @property
     def address(self) -> str:
         return f"unix:{self._unix}" if self._unix is not None else f"127.0.0.1:{self._port}"
 
-    async def __aenter__(self) -> "Broker":
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -61,17 +63,19 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self.log = Log(self._directory / "log", sync=self._sync, segment_bytes=1 << 22, pool_segments=1)
         self.bus = Bus(self.log, redelivery_delay=self._redelivery_delay)
+        self.bus.schedule = lambda: self._loop.call_soon(self.bus.dispatch)
         self._loop.add_reader(self.log.event_fd, self._on_log_event)
-        self.sessions = Blipmq(self.bus, self.keys)
+        max_frame = self._begin()
         self.service = Service(
-            "blipmq",
+            self.protocol,
             self.sessions.session,
-            max_frame=(1 << 24) + 4,
+            max_frame=max_frame,
             high_water=1 << 18,
             max_connections=1000,
             stall_timeout=60.0,
         )
-        self.board = Switchboard(self._loop, Recorder(), read_bytes=1 << 18, tick_seconds=0.01)
+        self.seen = Recorder()
+        self.board = Switchboard(self._loop, self.seen, read_bytes=1 << 18, tick_seconds=0.01)
         await self.listen()
         self._tick()
 
@@ -90,8 +94,10 @@ class Broker:
         await self.hide()
         self.board.close()
         self._loop.remove_reader(self.log.event_fd)
+        self.bus.schedule = None
         self.bus.close()
         self.log.close()
+        assert self.seen.failures == []
 
     async def hide(self) -> None:
         """Stops listening and drops all connections; listen() ends it."""
@@ -107,11 +113,6 @@ class Broker:
         """What the sessions have counted: "polls", "pings", ..."""
         return int(self.sessions.counters()[what])
 
-    def payloads(self) -> list[bytes]:
-        """All messages in the log."""
-        with_payloads = self.log.reader()
-        return [record.payload for record in with_payloads]
-
     def _answer(self) -> asyncio.BaseProtocol:
         return self.board.answer(self.service)
 
@@ -126,71 +127,33 @@ class Broker:
         self._ticking = self._loop.call_later(0.01, self._tick)
 
 
-class Peer:
-    """One connection to a scripted server, as the script sees it."""
+class StreamServer:
+    """A listening socket, and a task for each connection, which ends with it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._decoder = wire.Decoder()
-        self._frames: list[wire.Frame] = []
-
-    async def frame(self) -> wire.Frame:
-        """The client's next frame."""
-        while not self._frames:
-            data = await self._reader.read(65536)
-            if not data:
-                raise EOFError
-            self._frames = self._decoder.feed(data)
-        return self._frames.pop(0)
-
-    async def until(self, kind: type[wire.Frame]) -> list[wire.Frame]:
-        """The client's next frames, up to one of this kind."""
-        frames = [await self.frame()]
-        while not isinstance(frames[-1], kind):
-            frames.append(await self.frame())
-        return frames
-
-    async def greet(self) -> None:
-        """Answers HELLO and AUTH."""
-        for _ in range(2):
-            self.send(wire.encode_ack(0, (await self.frame()).correlation))
-
-    def send(self, *frames: bytes) -> None:
-        self._writer.write(b"".join(frames))
-
-    def pong(self, ping: wire.Frame) -> None:
-        self.send(wire.encode_pong(ping.correlation))
-
-    def hang_up(self) -> None:
-        self._writer.transport.abort()
-
-
-class Scripted:
-    """A server that plays one script per connection, in turn; later connections are refused by hanging up."""
-
-    def __init__(self, *scripts: Callable[[Peer], Awaitable[None]]) -> None:
-        self._scripts = list(scripts)
+    def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
 
-    async def __aenter__(self) -> "Scripted":
-        self._server = await asyncio.start_server(self._play, "127.0.0.1", 0)
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """What happens to a connection. It is aborted in the end."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
-    async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
         try:
-            if self._scripts:
-                await self._scripts.pop(0)(Peer(reader, writer))
-                await reader.read()  # the client's end is the script's
+            await self.handle(reader, writer)
         except (EOFError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            self._tasks.discard(task)
             writer.transport.abort()
 
     async def __aexit__(
@@ -201,3 +164,46 @@ class Scripted:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+class ScriptedPeer:
+    """One connection to a scripted server, as the script sees it."""
+
+    def __init__(self, decoder: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = decoder
+        self._came: list[Any] = []
+
+    async def next(self) -> Any:
+        """The client's next frame."""
+        while not self._came:
+            data = await self._reader.read(65536)
+            if not data:
+                raise EOFError
+            self._came = self._decoder.feed(data)
+        return self._came.pop(0)
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        self._writer.transport.abort()
+
+
+class ScriptedServer(StreamServer, Generic[P]):
+    """A server that plays one script per connection, in turn; later connections are refused by hanging up."""
+
+    def __init__(
+        self,
+        peer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], P],
+        *scripts: Callable[[P], Awaitable[None]],
+    ) -> None:
+        super().__init__()
+        self._peer = peer
+        self._scripts = list(scripts)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._scripts:
+            await self._scripts.pop(0)(self._peer(reader, writer))
+            await reader.read()  # the client's end is the script's

@@ -36,13 +36,13 @@ from headrace.clients.blipmq import (
 from headrace.config import Key
 from headrace.errors import HeadraceError
 from headrace.wire import blipmq as wire
-from tests.clients.servers import EVERYTHING, KEY, Broker, Peer, Scripted
+from tests.clients.blipmq_servers import EVERYTHING, KEY, BlipmqBroker, BlipmqPeer, BlipmqScripted
 from tests.streams import make_certificates, on_both_loops, run, steady, until
 
 NARROW = Key(name="narrow", key="narrow-key", publish=["open.#"], subscribe=["open.#"])
 
 
-def client_of(server: Broker | Scripted, key: str = KEY, **options: object) -> BlipmqClient:
+def client_of(server: BlipmqBroker | BlipmqScripted, key: str = KEY, **options: object) -> BlipmqClient:
     options = {"reconnect_delay": 0.005, "max_reconnect_delay": 0.02, **options}
     return BlipmqClient(server.address, key=key, **options)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ async def take(messages: Subscription, count: int) -> list[Message]:
 @on_both_loops
 def test_what_is_published_is_delivered(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             async with client.subscribe("demo", qos=1) as messages:
                 await client.publish("demo", b"first", qos=1)
                 await client.publish("demo", bytearray(b"second"))
@@ -74,7 +74,7 @@ def test_what_is_published_is_delivered(loop: str, tmp_path: Path) -> None:
 @on_both_loops
 def test_it_connects_over_a_unix_socket(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, unix=tmp_path / "socket") as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path, unix=tmp_path / "socket") as broker, client_of(broker) as client:
             assert client.address == f"unix:{tmp_path / 'socket'}"
             assert await client.ping() > 0
 
@@ -88,7 +88,7 @@ def test_it_connects_over_tls_and_checks_the_certificate(loop: str, tmp_path: Pa
     context.load_cert_chain(certificates.cert, certificates.key)
 
     async def main() -> None:
-        async with Broker(tmp_path, tls=context) as broker:
+        async with BlipmqBroker(tmp_path, tls=context) as broker:
             async with client_of(broker, tls=certificates.client()) as client:
                 await client.publish("demo", bytes(300_000), qos=1)
             assert broker.payloads() == [bytes(300_000)]
@@ -104,7 +104,7 @@ def test_tls_over_a_unix_socket_takes_a_name_to_check(tmp_path: Path) -> None:
     context.load_cert_chain(certificates.cert, certificates.key)
 
     async def main() -> None:
-        async with Broker(tmp_path, unix=tmp_path / "socket", tls=context) as broker:
+        async with BlipmqBroker(tmp_path, unix=tmp_path / "socket", tls=context) as broker:
             tls = certificates.client()
             async with client_of(broker, tls=tls, server_hostname="127.0.0.1") as client:
                 await client.flush()
@@ -140,7 +140,7 @@ def test_a_name_that_nobody_has_is_a_failed_connection() -> None:
 @on_both_loops
 def test_a_wrong_key_is_an_authentication_error(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             with pytest.raises(AuthenticationError) as refused:
                 async with client_of(broker, key="wrong"):
                     pass
@@ -153,13 +153,13 @@ def test_a_wrong_key_is_an_authentication_error(loop: str, tmp_path: Path) -> No
 
 
 def test_another_version_is_a_version_error() -> None:
-    async def newer(peer: Peer) -> None:
+    async def newer(peer: BlipmqPeer) -> None:
         hello, auth = await peer.frame(), await peer.frame()
         peer.send(wire.encode_nack(426, "unsupported protocol version", hello.correlation))
         peer.send(wire.encode_nack(400, "HELLO not performed", auth.correlation))
 
     async def main() -> None:
-        async with Scripted(newer) as server:
+        async with BlipmqScripted(newer) as server:
             with pytest.raises(VersionError, match="unsupported protocol version"):
                 await client_of(server).connect()
 
@@ -197,11 +197,11 @@ def test_hello_and_auth_leave_together() -> None:
     ids=["another protocol", "pong", "ack", "delivery", "a client's frame"],
 )
 def test_what_is_not_of_the_protocol_ends_the_connection(answer: bytes, what: str) -> None:
-    async def stranger(peer: Peer) -> None:
+    async def stranger(peer: BlipmqPeer) -> None:
         peer.send(answer)
 
     async def main() -> None:
-        async with Scripted(stranger) as server:
+        async with BlipmqScripted(stranger) as server:
             with pytest.raises(ProtocolError, match="does not speak BlipMQ as it should") as violated:
                 await client_of(server).connect()
             assert what in str(violated.value)
@@ -211,11 +211,11 @@ def test_what_is_not_of_the_protocol_ends_the_connection(answer: bytes, what: st
 
 @on_both_loops
 def test_a_server_that_says_nothing_is_a_timeout(loop: str) -> None:
-    async def silent(peer: Peer) -> None:
+    async def silent(peer: BlipmqPeer) -> None:
         await peer.until(wire.Ping)
 
     async def main() -> None:
-        async with Scripted(silent) as server:
+        async with BlipmqScripted(silent) as server:
             with pytest.raises(OperationTimeout, match=r"did not accept a connection within 0\.05 s") as late:
                 await client_of(server, timeout=0.05).connect()
             assert isinstance(late.value, TimeoutError)
@@ -258,7 +258,7 @@ def test_topics_and_qos_are_checked_before_anything_is_sent() -> None:
 
 def test_a_client_is_used_between_connect_and_close(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             client = client_of(broker)
             with pytest.raises(ClientClosed, match="not connected yet"):
                 await client.flush()
@@ -287,14 +287,14 @@ def test_a_confirmed_publish_returns_only_after_the_answer(loop: str) -> None:
         asked: asyncio.Future[wire.Frame] = asyncio.get_running_loop().create_future()
         release = asyncio.Event()
 
-        async def slow_disk(peer: Peer) -> None:
+        async def slow_disk(peer: BlipmqPeer) -> None:
             await peer.greet()
             frames = await peer.until(wire.Ping)
             asked.set_result(frames[0])
             await release.wait()
             peer.pong(frames[-1])
 
-        async with Scripted(slow_disk) as server, client_of(server) as client:
+        async with BlipmqScripted(slow_disk) as server, client_of(server) as client:
             publishing = asyncio.create_task(client.publish("t", b"m", qos=1))
             message = await asked
             assert isinstance(message, wire.Publish)
@@ -309,7 +309,7 @@ def test_a_confirmed_publish_returns_only_after_the_answer(loop: str) -> None:
 @on_both_loops
 def test_what_was_confirmed_is_on_the_disk(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, sync="always") as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path, sync="always") as broker, client_of(broker) as client:
             for number in range(20):
                 await client.publish("t", b"%d" % number, qos=1)
                 assert broker.log.safe == number + 1
@@ -320,7 +320,7 @@ def test_what_was_confirmed_is_on_the_disk(loop: str, tmp_path: Path) -> None:
 @on_both_loops
 def test_publishes_of_one_turn_share_one_write_and_one_fence(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             reads = broker.service.counters()["reads"]
             await asyncio.gather(*(client.publish("t", b"%d" % n, qos=1) for n in range(1000)))
             assert broker.count("pings") == 1
@@ -335,7 +335,7 @@ def test_publish_many_has_one_fence_however_large_it_is(loop: str, tmp_path: Pat
     payloads = [os.urandom(2000) for _ in range(1500)]  # a dozen writes
 
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             await client.publish_many("t", iter(payloads), qos=1)
             assert broker.count("pings") == 1
             assert broker.payloads() == payloads
@@ -351,7 +351,7 @@ def test_publish_many_has_one_fence_however_large_it_is(loop: str, tmp_path: Pat
 @on_both_loops
 def test_thousands_of_publishers_at_once_keep_their_own_order(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
 
             async def publisher(name: int) -> None:
                 for number in range(20):
@@ -371,7 +371,10 @@ def test_thousands_of_publishers_at_once_keep_their_own_order(loop: str, tmp_pat
 @on_both_loops
 def test_a_refused_publish_raises_from_that_call_alone(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, keys=[NARROW]) as broker, client_of(broker, key="narrow-key") as client:
+        async with (
+            BlipmqBroker(tmp_path, keys=[NARROW]) as broker,
+            client_of(broker, key="narrow-key") as client,
+        ):
             results = await asyncio.gather(
                 client.publish("open.a", b"1", qos=1),
                 client.publish("closed", b"2", qos=1),
@@ -402,13 +405,13 @@ def test_a_refused_publish_raises_from_that_call_alone(loop: str, tmp_path: Path
     ],
 )
 def test_each_code_has_its_exception(code: int, kind: type[BlipmqNack]) -> None:
-    async def refuse(peer: Peer) -> None:
+    async def refuse(peer: BlipmqPeer) -> None:
         await peer.greet()
         publish, ping = await peer.until(wire.Ping)
         peer.send(wire.encode_nack(code, "no", publish.correlation), wire.encode_pong(ping.correlation))
 
     async def main() -> None:
-        async with Scripted(refuse) as server, client_of(server) as client:
+        async with BlipmqScripted(refuse) as server, client_of(server) as client:
             with pytest.raises(BlipmqNack) as refused:
                 await client.publish("t", b"", qos=1)
             assert type(refused.value) is kind
@@ -418,7 +421,7 @@ def test_each_code_has_its_exception(code: int, kind: type[BlipmqNack]) -> None:
 
 
 def test_refused_messages_of_many_are_named_by_their_place() -> None:
-    async def refuse_some(peer: Peer) -> None:
+    async def refuse_some(peer: BlipmqPeer) -> None:
         await peer.greet()
         frames = await peer.until(wire.Ping)
         for frame in frames[:-1]:
@@ -428,7 +431,7 @@ def test_refused_messages_of_many_are_named_by_their_place() -> None:
         peer.pong(frames[-1])
 
     async def main() -> None:
-        async with Scripted(refuse_some) as server, client_of(server) as client:
+        async with BlipmqScripted(refuse_some) as server, client_of(server) as client:
             many = client.publish_many("t", [b"%d" % n for n in range(10)], qos=1)
             one = client.publish("t", b"7", qos=1)
             first, second = await asyncio.gather(many, one, return_exceptions=True)
@@ -446,7 +449,7 @@ def test_refused_messages_of_many_are_named_by_their_place() -> None:
 def test_refused_unconfirmed_messages_are_told_to_a_callback_and_by_flush(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         told: list[BlipmqNack] = []
-        async with Broker(tmp_path, keys=[NARROW]) as broker:
+        async with BlipmqBroker(tmp_path, keys=[NARROW]) as broker:
             client = client_of(broker, key="narrow-key", on_refusal=told.append)
             await client.connect()
             await client.publish("closed", b"1")
@@ -467,7 +470,7 @@ def test_refused_unconfirmed_messages_are_told_to_a_callback_and_by_flush(loop: 
 @on_both_loops
 def test_closing_waits_until_everything_was_handled(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             async with client_of(broker) as client:
                 for number in range(5000):
                     await client.publish("t", b"%d" % number)
@@ -479,7 +482,7 @@ def test_closing_waits_until_everything_was_handled(loop: str, tmp_path: Path) -
 @on_both_loops
 def test_closing_waits_for_what_other_tasks_have_sent(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, sync="always") as broker:
+        async with BlipmqBroker(tmp_path, sync="always") as broker:
             async with client_of(broker) as client:
                 publishing = asyncio.create_task(client.publish("t", b"m", qos=1))
                 await asyncio.sleep(0)
@@ -491,7 +494,7 @@ def test_closing_waits_for_what_other_tasks_have_sent(loop: str, tmp_path: Path)
 
 def test_an_exception_in_the_block_is_not_replaced_by_one_of_closing(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, keys=[NARROW]) as broker:
+        async with BlipmqBroker(tmp_path, keys=[NARROW]) as broker:
 
             async def fails() -> None:
                 async with client_of(broker, key="narrow-key") as client:
@@ -511,13 +514,13 @@ def test_publishers_wait_for_a_server_that_does_not_read(loop: str) -> None:
         reads = asyncio.Event()
         arrived: list[wire.Frame] = []
 
-        async def reads_later(peer: Peer) -> None:
+        async def reads_later(peer: BlipmqPeer) -> None:
             await peer.greet()
             await reads.wait()
             arrived.extend(await peer.until(wire.Ping))
             peer.pong(arrived.pop())
 
-        async with Scripted(reads_later) as server, client_of(server) as client:
+        async with BlipmqScripted(reads_later) as server, client_of(server) as client:
             sent = 0
 
             async def publish() -> None:
@@ -540,7 +543,7 @@ def test_publishers_wait_for_a_server_that_does_not_read(loop: str) -> None:
 
 @on_both_loops
 def test_a_server_that_does_not_read_in_time_is_a_timeout(loop: str) -> None:
-    async def never_reads(peer: Peer) -> None:
+    async def never_reads(peer: BlipmqPeer) -> None:
         await peer.greet()
         await asyncio.Event().wait()
 
@@ -549,7 +552,7 @@ def test_a_server_that_does_not_read_in_time_is_a_timeout(loop: str) -> None:
             while True:
                 await client.publish("t", bytes(100_000))
 
-        async with Scripted(never_reads) as server:
+        async with BlipmqScripted(never_reads) as server:
             client = client_of(server, timeout=0.1)
             await client.connect()
             with pytest.raises(OperationTimeout, match=r"cannot publish: .* has not read what was sent"):
@@ -562,13 +565,13 @@ def test_a_server_that_does_not_read_in_time_is_a_timeout(loop: str) -> None:
 
 @on_both_loops
 def test_a_server_that_does_not_answer_in_time_is_a_timeout(loop: str) -> None:
-    async def never_answers(peer: Peer) -> None:
+    async def never_answers(peer: BlipmqPeer) -> None:
         await peer.greet()
         await peer.until(wire.Pong)
 
     async def main() -> None:
         for what in ("publish", "publish_many", "flush", "ping", "subscribe"):
-            async with Scripted(never_answers) as server:
+            async with BlipmqScripted(never_answers) as server:
                 client = client_of(server, timeout=0.05, reconnect=False)
                 await client.connect()
                 doing: dict[str, Awaitable[object]] = {
@@ -588,7 +591,7 @@ def test_a_server_that_does_not_answer_in_time_is_a_timeout(loop: str) -> None:
 
 
 def test_the_time_to_answer_counts_from_each_request(tmp_path: Path) -> None:
-    async def unhurried(peer: Peer) -> None:
+    async def unhurried(peer: BlipmqPeer) -> None:
         await peer.greet()
         while True:
             frames = await peer.until(wire.Ping)
@@ -596,7 +599,10 @@ def test_the_time_to_answer_counts_from_each_request(tmp_path: Path) -> None:
             peer.pong(frames[-1])
 
     async def main() -> None:
-        async with Scripted(unhurried) as server, client_of(server, timeout=0.3, reconnect=False) as client:
+        async with (
+            BlipmqScripted(unhurried) as server,
+            client_of(server, timeout=0.3, reconnect=False) as client,
+        ):
             for _ in range(30):  # together they take longer than one may
                 await client.publish("t", b"", qos=1)
 
@@ -648,7 +654,7 @@ def test_a_cancelled_publish_leaves_the_others_alone(loop: str) -> None:
     async def main() -> None:
         release = asyncio.Event()
 
-        async def waits(peer: Peer) -> None:
+        async def waits(peer: BlipmqPeer) -> None:
             await peer.greet()
             frames = await peer.until(wire.Ping)
             await release.wait()
@@ -656,7 +662,7 @@ def test_a_cancelled_publish_leaves_the_others_alone(loop: str) -> None:
                 wire.encode_nack(500, "no", frames[0].correlation), wire.encode_pong(frames[-1].correlation)
             )
 
-        async with Scripted(waits) as server, client_of(server) as client:
+        async with BlipmqScripted(waits) as server, client_of(server) as client:
             tasks = [asyncio.create_task(client.publish("t", b"%d" % n, qos=1)) for n in range(3)]
             await asyncio.sleep(0.01)
             tasks[0].cancel()
@@ -673,13 +679,13 @@ def test_a_publish_cancelled_while_it_waits_for_the_server_to_read_is_not_sent()
         reads = asyncio.Event()
         arrived: list[wire.Frame] = []
 
-        async def reads_later(peer: Peer) -> None:
+        async def reads_later(peer: BlipmqPeer) -> None:
             await peer.greet()
             await reads.wait()
             arrived.extend(await peer.until(wire.Ping))
             peer.pong(arrived[-1])
 
-        async with Scripted(reads_later) as server, client_of(server) as client:
+        async with BlipmqScripted(reads_later) as server, client_of(server) as client:
             publishing: asyncio.Task[None] | None = None
             while publishing is None:
                 publishing = asyncio.create_task(client.publish("t", bytes(1_000_000)))
@@ -707,7 +713,11 @@ def test_a_publish_cancelled_while_it_waits_for_the_server_to_read_is_not_sent()
 @on_both_loops
 def test_messages_come_in_order_and_each_once(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client, client_of(broker) as publisher:
+        async with (
+            BlipmqBroker(tmp_path) as broker,
+            client_of(broker) as client,
+            client_of(broker) as publisher,
+        ):
             async with client.subscribe("t", qos=1) as messages:
                 publishing = asyncio.create_task(
                     publisher.publish_many("t", [b"%d" % n for n in range(5000)], qos=1)
@@ -729,7 +739,7 @@ def test_messages_come_in_order_and_each_once(loop: str, tmp_path: Path) -> None
 def test_two_subscriptions_of_one_topic_each_get_everything(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t", qos=1) as first,
             client.subscribe("t", qos=0) as second,
@@ -753,7 +763,7 @@ def test_acknowledging_one_delivery_for_two_subscriptions_in_one_turn_is_kept_ap
     async def main() -> None:
         fences: list[list[wire.Frame]] = []
 
-        async def refuses_the_second(peer: Peer) -> None:
+        async def refuses_the_second(peer: BlipmqPeer) -> None:
             await peer.greet()
             for subscription in (1, 2):
                 peer.send(wire.encode_ack(subscription, (await peer.frame()).correlation))
@@ -766,7 +776,7 @@ def test_acknowledging_one_delivery_for_two_subscriptions_in_one_turn_is_kept_ap
 
         message = Message("t", b"", 1, 9)
         async with (
-            Scripted(refuses_the_second) as server,
+            BlipmqScripted(refuses_the_second) as server,
             client_of(server) as client,
             client.subscribe("t") as first,
             client.subscribe("t") as second,
@@ -784,7 +794,7 @@ def test_acknowledging_one_delivery_for_two_subscriptions_in_one_turn_is_kept_ap
 def test_what_is_not_acknowledged_comes_again_with_its_tag(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path, redelivery_delay=0.05) as broker,
+            BlipmqBroker(tmp_path, redelivery_delay=0.05) as broker,
             client_of(broker) as client,
             client.subscribe("t") as messages,
         ):
@@ -805,7 +815,7 @@ def test_what_is_not_acknowledged_comes_again_with_its_tag(loop: str, tmp_path: 
 
 def test_acknowledging_an_unconfirmed_message_does_nothing(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             async with client.subscribe("t", qos=0) as messages:
                 await client.publish("t", b"m", qos=1)
                 message = await anext(messages)
@@ -821,7 +831,7 @@ def test_acknowledging_an_unconfirmed_message_does_nothing(tmp_path: Path) -> No
 @on_both_loops
 def test_auto_ack_acknowledges_what_the_consumer_is_done_with(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             async with client.subscribe("t", auto_ack=True) as messages:
                 await client.publish_many("t", [b"1", b"2", b"3"], qos=1)
                 await take(messages, 2)
@@ -848,7 +858,7 @@ def polls_of(frames: list[wire.Frame]) -> int:
     return sum(isinstance(frame, wire.Poll) for frame in frames)
 
 
-async def round_of(peer: Peer, *, deliver: int | None = None) -> int:
+async def round_of(peer: BlipmqPeer, *, deliver: int | None = None) -> int:
     """Answers the polls up to the next PING with messages, all of them or so many; how many polls there
     were."""
     frames = await peer.until(wire.Ping)
@@ -863,14 +873,14 @@ def test_polls_grow_to_the_prefetch_while_rounds_come_back_full() -> None:
     async def main() -> None:
         asked: list[int] = []
 
-        async def full(peer: Peer) -> None:
+        async def full(peer: BlipmqPeer) -> None:
             await peer.greet()
             peer.send(wire.encode_ack(1, (await peer.frame()).correlation))
             while True:
                 asked.append(await round_of(peer))
 
         async with (
-            Scripted(full) as server,
+            BlipmqScripted(full) as server,
             client_of(server) as client,
             client.subscribe("t", qos=0, prefetch=16) as messages,
         ):
@@ -888,14 +898,14 @@ def test_a_slow_consumer_is_not_prefetched_for(monkeypatch: pytest.MonkeyPatch) 
     async def main() -> None:
         asked: list[int] = []
 
-        async def full(peer: Peer) -> None:
+        async def full(peer: BlipmqPeer) -> None:
             await peer.greet()
             peer.send(wire.encode_ack(1, (await peer.frame()).correlation))
             while True:
                 asked.append(await round_of(peer))
 
         async with (
-            Scripted(full) as server,
+            BlipmqScripted(full) as server,
             client_of(server) as client,
             client.subscribe("t", qos=0) as messages,
         ):
@@ -917,7 +927,7 @@ def test_polls_that_find_nothing_are_repeated_with_growing_pauses(monkeypatch: p
                 pauses.append(delay)
             return call_later(delay, *rest)  # type: ignore[arg-type]
 
-        async def empty(peer: Peer) -> None:
+        async def empty(peer: BlipmqPeer) -> None:
             await peer.greet()
             peer.send(wire.encode_ack(1, (await peer.frame()).correlation))
             for _ in range(6):
@@ -928,7 +938,7 @@ def test_polls_that_find_nothing_are_repeated_with_growing_pauses(monkeypatch: p
 
         monkeypatch.setattr(loop, "call_later", noted)
         async with (
-            Scripted(empty) as server,
+            BlipmqScripted(empty) as server,
             client_of(server) as client,
             client.subscribe("t", qos=0, max_wait=0.005) as messages,
         ):
@@ -946,7 +956,7 @@ def test_polls_that_find_nothing_are_repeated_with_growing_pauses(monkeypatch: p
 def test_a_cancelled_wait_for_a_message_loses_none(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t", qos=0, max_wait=0.002) as messages,
         ):
@@ -978,7 +988,7 @@ def test_a_cancelled_wait_for_a_message_loses_none(loop: str, tmp_path: Path) ->
 def test_one_task_at_a_time_takes_messages(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t") as messages,
         ):
@@ -994,7 +1004,7 @@ def test_one_task_at_a_time_takes_messages(tmp_path: Path) -> None:
 
 def test_a_subscription_is_used_inside_its_block_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             messages = client.subscribe("t")
             with pytest.raises(ClientClosed, match="was not entered yet"):
                 await anext(messages)
@@ -1009,7 +1019,7 @@ def test_a_subscription_is_used_inside_its_block_once(tmp_path: Path) -> None:
 
 def test_leaving_a_subscription_ends_its_polls(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             async with client.subscribe("t", max_wait=0.002) as messages:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(anext(messages), 0.01)
@@ -1024,7 +1034,10 @@ def test_leaving_a_subscription_ends_its_polls(tmp_path: Path) -> None:
 
 def test_a_refused_subscription_says_why(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, keys=[NARROW]) as broker, client_of(broker, key="narrow-key") as client:
+        async with (
+            BlipmqBroker(tmp_path, keys=[NARROW]) as broker,
+            client_of(broker, key="narrow-key") as client,
+        ):
             with pytest.raises(NotAllowed, match="key 'narrow' may not subscribe to 'closed'"):
                 async with client.subscribe("closed"):
                     pass
@@ -1039,7 +1052,7 @@ def test_a_refused_subscription_says_why(tmp_path: Path) -> None:
 @on_both_loops
 def test_closing_the_client_ends_what_waits(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             client = client_of(broker)
             await client.connect()
             async with client.subscribe("t") as messages:
@@ -1058,7 +1071,11 @@ def test_closing_the_client_ends_what_waits(loop: str, tmp_path: Path) -> None:
 @on_both_loops
 def test_a_durable_subscription_goes_on_after_a_lost_connection(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client, client_of(broker) as publisher:
+        async with (
+            BlipmqBroker(tmp_path) as broker,
+            client_of(broker) as client,
+            client_of(broker) as publisher,
+        ):
             async with client.subscribe("t", auto_ack=True) as messages:
                 subscription = messages.id
                 got: set[int] = set()
@@ -1087,7 +1104,7 @@ def test_a_durable_subscription_goes_on_after_a_lost_connection(loop: str, tmp_p
 def test_what_is_still_here_is_not_taken_twice_after_a_lost_connection(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t") as messages,
         ):
@@ -1114,7 +1131,7 @@ def test_what_is_still_here_is_not_taken_twice_after_a_lost_connection(loop: str
 def test_acknowledgements_made_without_a_connection_are_sent_by_the_next(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t") as messages,
         ):
@@ -1134,20 +1151,20 @@ def test_acknowledgements_made_without_a_connection_are_sent_by_the_next(loop: s
 
 def test_an_acknowledgement_that_got_through_before_the_loss_is_good() -> None:
     async def main() -> None:
-        async def loses_the_answer(peer: Peer) -> None:
+        async def loses_the_answer(peer: BlipmqPeer) -> None:
             await peer.greet()
             peer.send(wire.encode_ack(1, (await peer.frame()).correlation))
             await peer.until(wire.Ping)
             peer.hang_up()
 
-        async def knows_it_already(peer: Peer) -> None:
+        async def knows_it_already(peer: BlipmqPeer) -> None:
             await peer.greet()
             ack, ping = await peer.until(wire.Ping)
             assert isinstance(ack, wire.Ack)
             peer.send(wire.encode_nack(404, "unknown", ack.correlation), wire.encode_pong(ping.correlation))
 
         async with (
-            Scripted(loses_the_answer, knows_it_already) as server,
+            BlipmqScripted(loses_the_answer, knows_it_already) as server,
             client_of(server) as client,
             client.subscribe("t") as messages,
         ):
@@ -1159,14 +1176,14 @@ def test_an_acknowledgement_that_got_through_before_the_loss_is_good() -> None:
 
 @on_both_loops
 def test_an_acknowledgement_without_an_answer_is_a_timeout(loop: str) -> None:
-    async def swallows(peer: Peer) -> None:
+    async def swallows(peer: BlipmqPeer) -> None:
         await peer.greet()
         peer.send(wire.encode_ack(1, (await peer.frame()).correlation))
         await peer.until(wire.Ping)
         peer.hang_up()
 
     async def main() -> None:
-        async with Scripted(swallows) as server:
+        async with BlipmqScripted(swallows) as server:
             client = client_of(server, timeout=0.2)
             await client.connect()
             async with client.subscribe("t") as messages:
@@ -1182,7 +1199,7 @@ def test_an_unconfirmed_subscription_is_made_anew_and_tells_of_the_gap(loop: str
     async def main() -> None:
         told: list[Subscription] = []
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t", qos=0, on_gap=told.append) as messages,
         ):
@@ -1207,19 +1224,19 @@ def test_an_unconfirmed_subscription_is_made_anew_and_tells_of_the_gap(loop: str
 @on_both_loops
 def test_an_unconfirmed_message_is_sent_again_by_the_next_connection(loop: str) -> None:
     async def main() -> None:
-        async def hangs_up(peer: Peer) -> None:
+        async def hangs_up(peer: BlipmqPeer) -> None:
             await peer.greet()
             await peer.until(wire.Ping)
             peer.hang_up()
 
         again: list[wire.Frame] = []
 
-        async def answers(peer: Peer) -> None:
+        async def answers(peer: BlipmqPeer) -> None:
             await peer.greet()
             again.extend(await peer.until(wire.Ping))
             peer.pong(again[-1])
 
-        async with Scripted(hangs_up, answers) as server, client_of(server) as client:
+        async with BlipmqScripted(hangs_up, answers) as server, client_of(server) as client:
             await asyncio.gather(
                 client.publish("t", b"1", qos=1),
                 client.publish_many("t", [b"2", b"3"], qos=1),
@@ -1237,7 +1254,7 @@ def test_a_large_publication_survives_the_loss_in_its_middle(loop: str, tmp_path
     payloads = [b"%06d" % number + bytes(5000) for number in range(2000)]
 
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             publishing = asyncio.create_task(client.publish_many("t", payloads, qos=1))
             await until(lambda: broker.log.appended > 100)
             await broker.cut()
@@ -1253,13 +1270,13 @@ def test_a_large_publication_survives_the_loss_in_its_middle(loop: str, tmp_path
 
 @on_both_loops
 def test_a_second_loss_raises(loop: str) -> None:
-    async def hangs_up(peer: Peer) -> None:
+    async def hangs_up(peer: BlipmqPeer) -> None:
         await peer.greet()
         await peer.until(wire.Ping)
         peer.hang_up()
 
     async def main() -> None:
-        async with Scripted(hangs_up, hangs_up) as server:
+        async with BlipmqScripted(hangs_up, hangs_up) as server:
             client = client_of(server)
             await client.connect()
             with pytest.raises(ConnectionLost, match=r"the connection to .* was closed"):
@@ -1271,19 +1288,19 @@ def test_a_second_loss_raises(loop: str) -> None:
 
 
 def test_without_retry_the_first_loss_raises() -> None:
-    async def hangs_up(peer: Peer) -> None:
+    async def hangs_up(peer: BlipmqPeer) -> None:
         await peer.greet()
         await peer.until(wire.Ping)
         peer.hang_up()
 
-    async def idle(peer: Peer) -> None:
+    async def idle(peer: BlipmqPeer) -> None:
         await peer.greet()
         ping = await peer.frame()
         assert isinstance(ping, wire.Ping)
         peer.pong(ping)
 
     async def main() -> None:
-        async with Scripted(hangs_up, idle) as server, client_of(server) as client:
+        async with BlipmqScripted(hangs_up, idle) as server, client_of(server) as client:
             with pytest.raises(ConnectionLost):
                 await client.publish("t", b"m", qos=1, retry=False)
             await client.flush()  # nothing but its PING reaches the second connection
@@ -1295,7 +1312,7 @@ def test_a_cancelled_message_is_not_sent_again() -> None:
     async def main() -> None:
         cut = asyncio.Event()
 
-        async def hangs_up(peer: Peer) -> None:
+        async def hangs_up(peer: BlipmqPeer) -> None:
             await peer.greet()
             await peer.until(wire.Ping)
             cut.set()
@@ -1304,12 +1321,12 @@ def test_a_cancelled_message_is_not_sent_again() -> None:
 
         again: list[wire.Frame] = []
 
-        async def answers(peer: Peer) -> None:
+        async def answers(peer: BlipmqPeer) -> None:
             await peer.greet()
             again.extend(await peer.until(wire.Ping))
             peer.pong(again[-1])
 
-        async with Scripted(hangs_up, answers) as server, client_of(server) as client:
+        async with BlipmqScripted(hangs_up, answers) as server, client_of(server) as client:
             kept = asyncio.create_task(client.publish("t", b"kept", qos=1))
             dropped = asyncio.create_task(client.publish("t", b"dropped", qos=1))
             await cut.wait()
@@ -1323,7 +1340,7 @@ def test_a_cancelled_message_is_not_sent_again() -> None:
 @on_both_loops
 def test_publishes_wait_for_a_server_that_comes_back(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             await broker.stop()
             await until(lambda: not client.connected)
             waiting = [
@@ -1344,7 +1361,7 @@ def test_publishes_wait_for_a_server_that_comes_back(loop: str, tmp_path: Path) 
 @on_both_loops
 def test_a_server_that_stays_away_is_a_timeout_with_the_reason(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             client = client_of(broker, timeout=0.1)
             await client.connect()
             await broker.hide()
@@ -1363,13 +1380,15 @@ def test_a_server_that_stays_away_is_a_timeout_with_the_reason(loop: str, tmp_pa
 
 @on_both_loops
 def test_a_message_that_nobody_takes_in_time_is_a_timeout_though_it_was_to_be_sent_again(loop: str) -> None:
-    async def hangs_up(peer: Peer) -> None:
+    async def hangs_up(peer: BlipmqPeer) -> None:
         await peer.greet()
         await peer.until(wire.Ping)
         peer.hang_up()
 
     async def main() -> None:
-        async with Scripted(hangs_up) as server:  # and does so without a word from the second connection on
+        async with BlipmqScripted(
+            hangs_up
+        ) as server:  # and does so without a word from the second connection on
             client = client_of(server, timeout=0.1)
             await client.connect()
             with pytest.raises(OperationTimeout, match=r"did not answer within 0\.1 s"):
@@ -1382,7 +1401,7 @@ def test_a_message_that_nobody_takes_in_time_is_a_timeout_though_it_was_to_be_se
 @on_both_loops
 def test_without_reconnection_a_loss_is_final(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             client = client_of(broker, reconnect=False)
             await client.connect()
             async with client.subscribe("t") as messages:
@@ -1403,7 +1422,7 @@ def test_without_reconnection_a_loss_is_final(loop: str, tmp_path: Path) -> None
 @on_both_loops
 def test_a_key_that_is_taken_away_ends_the_client(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, keys=[EVERYTHING, NARROW]) as broker:
+        async with BlipmqBroker(tmp_path, keys=[EVERYTHING, NARROW]) as broker:
             client = client_of(broker, key="narrow-key")
             await client.connect()
             async with client.subscribe("open.t") as messages:
@@ -1422,7 +1441,7 @@ def test_a_key_that_is_taken_away_ends_the_client(loop: str, tmp_path: Path) -> 
 @on_both_loops
 def test_a_key_that_is_gone_when_it_reconnects_ends_the_client(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path, keys=[EVERYTHING, NARROW]) as broker:
+        async with BlipmqBroker(tmp_path, keys=[EVERYTHING, NARROW]) as broker:
             client = client_of(broker, key="narrow-key")
             await client.connect()
             async with client.subscribe("open.t") as messages:
@@ -1440,7 +1459,7 @@ def test_a_key_that_is_gone_when_it_reconnects_ends_the_client(loop: str, tmp_pa
 @on_both_loops
 def test_a_durable_subscription_is_resumed_after_a_restart_of_both_sides(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker:
+        async with BlipmqBroker(tmp_path) as broker:
             async with client_of(broker) as client, client.subscribe("t") as messages:
                 subscription = messages.id
                 await client.publish_many("t", [b"1", b"2", b"3"], qos=1)
@@ -1458,7 +1477,7 @@ def test_a_durable_subscription_is_resumed_after_a_restart_of_both_sides(loop: s
 def test_the_client_goes_on_through_a_restart_of_the_server(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path, redelivery_delay=0.1) as broker,
+            BlipmqBroker(tmp_path, redelivery_delay=0.1) as broker,
             client_of(broker) as client,
             client.subscribe("t", auto_ack=True) as messages,
         ):
@@ -1475,7 +1494,7 @@ def test_the_client_goes_on_through_a_restart_of_the_server(loop: str, tmp_path:
 def test_resuming_with_another_topic_is_noticed_at_the_first_message(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            Broker(tmp_path) as broker,
+            BlipmqBroker(tmp_path) as broker,
             client_of(broker) as client,
             client.subscribe("t") as messages,
         ):
@@ -1489,7 +1508,7 @@ def test_resuming_with_another_topic_is_noticed_at_the_first_message(tmp_path: P
 
 def test_losses_and_reconnections_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with Broker(tmp_path) as broker, client_of(broker) as client:
+        async with BlipmqBroker(tmp_path) as broker, client_of(broker) as client:
             await broker.cut()
             await until(lambda: client.reconnects == 1)
 
@@ -1511,11 +1530,11 @@ def test_pauses_between_attempts_grow_to_their_limit(monkeypatch: pytest.MonkeyP
                 pauses.append(delay)
             await sleep(0)
 
-        async def hangs_up(peer: Peer) -> None:
+        async def hangs_up(peer: BlipmqPeer) -> None:
             await peer.greet()
             peer.hang_up()
 
-        async with Scripted(hangs_up) as server:
+        async with BlipmqScripted(hangs_up) as server:
             monkeypatch.setattr("headrace.clients.reconnect.asyncio.sleep", noted)
             monkeypatch.setattr("headrace.clients.reconnect.random.uniform", lambda low, high: high)
             client = client_of(server, reconnect_delay=0.01, max_reconnect_delay=0.1)
@@ -1530,13 +1549,13 @@ def test_pauses_between_attempts_grow_to_their_limit(monkeypatch: pytest.MonkeyP
 
 
 def test_a_flush_that_the_connection_did_not_survive_raises() -> None:
-    async def hangs_up(peer: Peer) -> None:
+    async def hangs_up(peer: BlipmqPeer) -> None:
         await peer.greet()
         await peer.until(wire.Ping)
         peer.hang_up()
 
     async def main() -> None:
-        async with Scripted(hangs_up, hangs_up) as server:
+        async with BlipmqScripted(hangs_up, hangs_up) as server:
             for used in (BlipmqClient.flush, BlipmqClient.ping):
                 client = client_of(server)
                 await client.connect()
@@ -1550,16 +1569,16 @@ def test_a_flush_that_the_connection_did_not_survive_raises() -> None:
 
 def test_an_unconfirmed_batch_that_the_connection_did_not_survive_raises(tmp_path: Path) -> None:
     async def main() -> None:
-        async def hangs_up(peer: Peer) -> None:
+        async def hangs_up(peer: BlipmqPeer) -> None:
             await peer.greet()
             await peer.frame()
             peer.hang_up()
 
-        async def goes_on(peer: Peer) -> None:
+        async def goes_on(peer: BlipmqPeer) -> None:
             await peer.greet()
             await peer.until(wire.Pong)
 
-        async with Scripted(hangs_up, goes_on) as server:
+        async with BlipmqScripted(hangs_up, goes_on) as server:
             client = client_of(server)
             await client.connect()
             with pytest.raises(ConnectionLost, match="while 100000 messages were sent"):

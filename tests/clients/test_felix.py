@@ -181,7 +181,9 @@ def test_leaving_a_subscription_ends_it(gateway: GatewayProcess, engine: Any) ->
     use(gateway, engine, do)
 
 
-def test_a_gateway_that_comes_back_is_found_again(engine: Any, tmp_path: Path) -> None:
+def test_a_gateway_that_comes_back_is_found_again(
+    engine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         gaps: list[int] = []
         with GatewayProcess(tmp_path, f"quic.engine={engine}") as first:
@@ -202,6 +204,11 @@ def test_a_gateway_that_comes_back_is_found_again(engine: Any, tmp_path: Path) -
                     assert gaps == [1]
                     assert client.reconnects == 1
                     await client.close()
+        told = [record.message for record in caplog.records if record.name == "headrace.clients.felix"]
+        assert len(told) == 2
+        assert told[0].startswith(f"the connection to {at} was lost: ")
+        assert told[0].endswith("; connecting again")
+        assert told[1] == f"connected to {at} again"
 
     asyncio.run(main())
 

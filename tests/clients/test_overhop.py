@@ -21,7 +21,7 @@ from headrace.clients.overhop import (
     QueueNotFound,
 )
 from headrace.wire import overhop as wire
-from tests.clients.overhop_servers import OverhopBroker, ScriptedPeer, ScriptedServer
+from tests.clients.overhop_servers import OverhopBroker, OverhopPeer, OverhopScripted
 from tests.streams import make_certificates, on_both_loops, run, until
 
 
@@ -287,19 +287,50 @@ def test_closed_client_says_so(tmp_path: Path) -> None:
     run("uvloop", main)
 
 
+def test_what_is_under_way_when_the_client_is_closed_is_told_so() -> None:
+    async def main() -> None:
+        async def deaf(peer: OverhopPeer) -> None:
+            await peer.greet()
+
+        async with OverhopScripted(deaf) as server:
+            client = OverhopClient(server.address)
+            await client.connect()
+            asking = asyncio.ensure_future(client.ping())
+            await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(ClientClosed):
+                await asking
+
+    run("uvloop", main)
+
+
+def test_worker_waits_for_a_lost_connection_no_longer_than_it_may(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with OverhopBroker(tmp_path) as broker:
+            client = OverhopClient(broker.address, timeout=0.2, reconnect_delay=5)
+            await client.connect()
+            await broker.cut()
+            await until(lambda: not client.connected)
+            with pytest.raises(OperationTimeout, match="cannot work: there was no connection"):
+                await client.work("mail").__aenter__()
+            await client.close()
+
+    run("uvloop", main)
+
+
 def test_server_that_is_not_there_or_speaks_something_else_is_told() -> None:
     async def main() -> None:
-        async def nonsense(peer: ScriptedPeer) -> None:
+        async def nonsense(peer: OverhopPeer) -> None:
             peer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        async def silence(peer: ScriptedPeer) -> None:
+        async def silence(peer: OverhopPeer) -> None:
             await peer.message()
 
-        async def refusal(peer: ScriptedPeer) -> None:
+        async def refusal(peer: OverhopPeer) -> None:
             message = await peer.message()
             peer.send(102, message.rid, {"code": "NO", "msg": "not you"})
 
-        async with ScriptedServer(nonsense, silence, refusal) as server:
+        async with OverhopScripted(nonsense, silence, refusal) as server:
             with pytest.raises(ProtocolError):
                 await OverhopClient(server.address).connect()
             with pytest.raises(OperationTimeout):
@@ -314,15 +345,15 @@ def test_server_that_is_not_there_or_speaks_something_else_is_told() -> None:
 
 def test_request_that_is_not_answered_in_time_is_told_and_the_connection_made_anew() -> None:
     async def main() -> None:
-        async def deaf(peer: ScriptedPeer) -> None:
+        async def deaf(peer: OverhopPeer) -> None:
             await peer.greet()
 
-        async def awake(peer: ScriptedPeer) -> None:
+        async def awake(peer: OverhopPeer) -> None:
             await peer.greet()
             peer.send(105, (await peer.message()).rid, {"server_time": "2026-01-01T00:00:00Z"})
 
         async with (
-            ScriptedServer(deaf, awake) as server,
+            OverhopScripted(deaf, awake) as server,
             OverhopClient(server.address, timeout=0.2) as client,
         ):
             with pytest.raises(OperationTimeout, match="did not answer"):
@@ -336,13 +367,13 @@ def test_request_that_is_not_answered_in_time_is_told_and_the_connection_made_an
 def test_jobs_that_are_sent_again_keep_their_order() -> None:
     sent: list[list[object]] = [[], []]
 
-    async def loses_all(peer: ScriptedPeer) -> None:
+    async def loses_all(peer: OverhopPeer) -> None:
         await peer.greet()
         for _ in range(50):
             sent[0].append((await peer.message()).payload["job_payload"])
         peer.hang_up()
 
-    async def takes_all(peer: ScriptedPeer) -> None:
+    async def takes_all(peer: OverhopPeer) -> None:
         await peer.greet()
         for i in range(50):
             message = await peer.message()
@@ -350,7 +381,7 @@ def test_jobs_that_are_sent_again_keep_their_order() -> None:
             peer.send(101, message.rid, {"jid": str(i)})
 
     async def main() -> None:
-        async with ScriptedServer(loses_all, takes_all) as server:
+        async with OverhopScripted(loses_all, takes_all) as server:
             client = OverhopClient(server.address)
             await client.connect()
             ids = await client.enqueue_many("mail", list(range(50)))
@@ -363,7 +394,7 @@ def test_jobs_that_are_sent_again_keep_their_order() -> None:
 
 def test_jobs_that_come_with_the_answer_to_subscribe_are_not_lost() -> None:
     async def main() -> None:
-        async def eager(peer: ScriptedPeer) -> None:
+        async def eager(peer: OverhopPeer) -> None:
             await peer.greet()
             message = await peer.message()
             push = {"sid": "s", "jid": "mail:1", "job_payload": 7, "attempt": 1}
@@ -371,7 +402,7 @@ def test_jobs_that_come_with_the_answer_to_subscribe_are_not_lost() -> None:
             peer.send(101, (await peer.message()).rid, {})
 
         async with (
-            ScriptedServer(eager) as server,
+            OverhopScripted(eager) as server,
             OverhopClient(server.address, reconnect=False) as client,
             client.work("mail", credits=5) as jobs,
         ):
@@ -401,28 +432,28 @@ def test_unix_sockets_and_tls_carry_it_too(tmp_path: Path, over: str) -> None:
 
 
 def test_connection_that_ends_behind_the_answer_to_a_subscription_is_made_again(tmp_path: Path) -> None:
-    async def subscribed(peer: ScriptedPeer) -> None:
+    async def subscribed(peer: OverhopPeer) -> None:
         await peer.greet()
         peer.send(101, (await peer.message()).rid, {"sid": "s"})
 
-    async def once(peer: ScriptedPeer) -> None:
+    async def once(peer: OverhopPeer) -> None:
         await subscribed(peer)
         await asyncio.sleep(0.01)
         peer.hang_up()
 
-    async def nonsense(peer: ScriptedPeer) -> None:
+    async def nonsense(peer: OverhopPeer) -> None:
         await peer.greet()
         # In one write, so that the client has both before it has done anything with the first.
         peer.write(wire.encode(101, (await peer.message()).rid, {"sid": "s"}) + bytes(4))
 
-    async def sane(peer: ScriptedPeer) -> None:
+    async def sane(peer: OverhopPeer) -> None:
         await subscribed(peer)
         peer.send(105, (await peer.message()).rid, {})
         peer.send(101, (await peer.message()).rid, {})  # to UNSUBSCRIBE
 
     async def main() -> None:
         async with (
-            ScriptedServer(once, nonsense, sane) as server,
+            OverhopScripted(once, nonsense, sane) as server,
             OverhopClient(server.address, reconnect_delay=0.001) as client,
             client.work("mail"),
         ):

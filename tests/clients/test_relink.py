@@ -232,7 +232,7 @@ def test_waiting_ends_with_the_timeout_or_with_the_connector(tmp_path: Path) -> 
             await link.connect()
             await broker.cut()
             await until(lambda: not link.connected)
-            with pytest.raises(OperationTimeout, match="was lost"):
+            with pytest.raises(OperationTimeout, match="was closed by the server"):
                 await link.channel(1).send(b"x")
             reading = asyncio.create_task(link.receive())
             await asyncio.sleep(0)

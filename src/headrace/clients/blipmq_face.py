@@ -38,15 +38,6 @@ async def blipmq_publisher(server: Server, wish: Wish) -> AsyncIterator[Publishe
         yield publisher
 
 
-class BlipmqSubscriber:
-    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
-        self._messages = messages
-        self.label = label
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        return self._messages
-
-
 @asynccontextmanager
 async def blipmq_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscriber]:
     client = BlipmqClient(server.at, key=server.key, tls=server.tls, timeout=server.timeout)
@@ -70,7 +61,7 @@ async def blipmq_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscri
         label = f"subscribed to {wish.address!r}"
         if subscription.qos:
             label += f" as subscription {subscription.id}; --resume {subscription.id} goes on with it later"
-        yield BlipmqSubscriber(received(), label)
+        yield Subscriber(received(), label)
 
 
 CLIENT: Final = Client(

@@ -50,14 +50,16 @@ class Received(NamedTuple):
     about: dict[str, object]
 
 
-class Subscriber(Protocol):
-    """Messages of one address. One is acknowledged when the next is asked for."""
+class Subscriber:
+    """Messages of one address. One is acknowledged when the next is asked for. `label` is what it is, in a sentence for
+    the person who asked for it."""
 
-    @property
-    def label(self) -> str:
-        """What it is, in a sentence for the person who asked for it."""
+    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
+        self._messages = messages
+        self.label = label
 
-    def __aiter__(self) -> AsyncIterator[Received]: ...
+    def __aiter__(self) -> AsyncIterator[Received]:
+        return self._messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import importlib.util
 import ipaddress
-import random
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -33,10 +33,13 @@ from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
+    Limit,
     OperationTimeout,
     ProtocolError,
+    again,
 )
 from headrace.clients.felix_link import FelixLink, FelixRefused, NotAllowed, NotFound, Requests
+from headrace.clients.reconnect import Backoff
 from headrace.config.addresses import HostPort, parse_address
 from headrace.quic.engine import Identity, Settings, Trust, load_engine
 from headrace.wire import felix as wire
@@ -56,13 +59,13 @@ __all__ = [
     "Subscription",
 ]
 
+log = logging.getLogger(__name__)
+
 Scope = tuple[str, str, str]
 EngineName = Literal["auto", "aioquic", "qh3"]
 
 # Bytes of events that may wait for a slow consumer; beyond it the connection is not read.
 MOST_WAITING: Final = 16 << 20
-FIRST_DELAY: Final = 0.05
-LARGEST_DELAY: Final = 5.0
 
 
 class FelixClient:
@@ -310,39 +313,26 @@ class FelixClient:
 
     # --- within ---------------------------------------------------------------------------------------------
 
-    def _limit(self, what: str) -> "Limit":
+    def _limit(self, what: str) -> Limit:
         if self._closed:
             raise ClientClosed(f"the client of {self.address} was closed")
         return Limit(self._timeout, f"{self.address} did not answer a {what} within {self._timeout:g} s")
 
     def _new_link(self) -> FelixLink:
         return FelixLink(
-            self._place, self._engine, self._settings, self._trust, self._keep_alive, self._refused
+            self._place,
+            self._engine,
+            self._settings,
+            self._trust,
+            self._keep_alive,
+            on_refusal=self._refused,
+            on_lost=lambda error: log.warning("%s; connecting again", error),
         )
 
     def _refused(self, error: FelixRefused) -> None:
         self._refusal = self._refusal or error
         if self._on_refusal is not None:
             self._on_refusal(error)
-
-
-class Limit:
-    """An asyncio.timeout() that says what took too long."""
-
-    def __init__(self, seconds: float, text: str) -> None:
-        self._timeout = asyncio.timeout(seconds)
-        self._text = text
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise OperationTimeout(self._text) from None
 
 
 class Pool:
@@ -362,13 +352,15 @@ class Pool:
         async with self._making:
             if self._link is not None and self._link.down is None:
                 return self._link
-            again = self._link is not None
+            lost_one = self._link is not None
             link = self._client._new_link()
             await link.connect(self._client._timeout)
             if self._client._closed:
                 link.abort()
                 raise ClientClosed(f"the client of {self._client.address} was closed")
-            self._client.reconnects += again
+            if lost_one:
+                self._client.reconnects += 1
+                log.warning("connected to %s again", self._client.address)
             self._link = link
             self._publishing = None
             self._caching.clear()
@@ -504,14 +496,13 @@ class Subscription:
         self._arrived.set()
 
     async def _begin_again(self) -> None:
-        delay = FIRST_DELAY
+        backoff = Backoff()
         try:
             while not self._over:
                 try:
                     await self._begin()
                 except (ConnectionFailed, ConnectionLost, OperationTimeout):
-                    await asyncio.sleep(delay * random.uniform(0.5, 1))
-                    delay = min(2 * delay, LARGEST_DELAY)
+                    await backoff.pause()
                 except ClientError as error:
                     self._end(error)
                     return
@@ -529,7 +520,7 @@ class Subscription:
     async def __anext__(self) -> bytes:
         while not self._events:
             if self._error is not None:
-                raise self._error
+                raise again(self._error)
             if self._over:
                 raise StopAsyncIteration
             self._arrived.clear()

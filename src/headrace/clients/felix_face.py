@@ -62,15 +62,6 @@ async def felix_publisher(server: Server, wish: Wish) -> AsyncIterator[Publisher
         yield publisher
 
 
-class FelixSubscriber:
-    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
-        self._messages = messages
-        self.label = label
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        return self._messages
-
-
 @asynccontextmanager
 async def felix_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscriber]:
     if wish.qos or wish.resume is not None:
@@ -91,7 +82,7 @@ async def felix_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscrib
             yield Received(payload, about)
 
     async with client, subscription:
-        yield FelixSubscriber(received(), f"subscribed to {wish.address!r}")
+        yield Subscriber(received(), f"subscribed to {wish.address!r}")
 
 
 CLIENT: Final = Client(

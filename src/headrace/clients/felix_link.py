@@ -177,11 +177,14 @@ class FelixLink:
         settings: Settings,
         trust: Trust,
         keep_alive: float,
+        *,
         on_refusal: Callable[[FelixRefused], None],
+        on_lost: Callable[[ConnectionLost], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.address = address
         self.on_refusal = on_refusal
+        self._on_lost = on_lost
         self.down: ClientError | None = None
         self.subscriptions = 0
         self._engine = engine
@@ -193,7 +196,6 @@ class FelixLink:
         self._streams: dict[int, Requests | Events] = {}
         self._claims: dict[int, Callable[[list[bytes] | ClientError | None], None]] = {}
         self._connected: asyncio.Future[None] = self.loop.create_future()
-        self._closed: asyncio.Future[None] = self.loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -438,8 +440,8 @@ class FelixLink:
         for future in self._moved:
             if not future.done():
                 future.set_result(None)
-        if not self._closed.done():
-            self._closed.set_result(None)
+        if isinstance(error, ConnectionLost):
+            self._on_lost(error)
 
     def close(self, error: ClientError) -> None:
         """Ends the connection now."""

@@ -32,15 +32,6 @@ async def overhop_publisher(server: Server, wish: Wish) -> AsyncIterator[Publish
         yield OverhopPublisher(client, wish)
 
 
-class OverhopSubscriber:
-    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
-        self._messages = messages
-        self.label = label
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        return self._messages
-
-
 @asynccontextmanager
 async def overhop_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscriber]:
     if wish.resume is not None:
@@ -63,7 +54,7 @@ async def overhop_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscr
                     about["encoding"] = "msgpack"
                 yield Received(payload, about)
 
-        yield OverhopSubscriber(received(), f"working on the queue {wish.address!r}")
+        yield Subscriber(received(), f"working on the queue {wish.address!r}")
 
 
 CLIENT: Final = Client(

@@ -22,13 +22,10 @@ direction. It knows nothing of the gateway's insides, and works with any listene
 
 import asyncio
 import contextlib
-import logging
-import random
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Final, Self, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import ClassVar, Self, TypeVar
 
 from typing_extensions import Buffer
 
@@ -37,12 +34,14 @@ from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
+    Limit,
     OperationTimeout,
     ProtocolError,
-    reason_of,
+    again,
 )
+from headrace.clients.link import StreamLink
+from headrace.clients.reconnect import FIRST_PAUSE, LONGEST_PAUSE, ReconnectingClient
 from headrace.clients.relink_link import Link, LinkLost, Message, Uncommitted
-from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
 from headrace.wire import relink as wire
 from headrace.wire.relink import Flags, GeneralType
 
@@ -62,127 +61,80 @@ __all__ = [
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
 
-# Until a connection has lived this long, the next loss goes on with the back-off instead of starting it anew.
-SETTLED_SECONDS: Final = 5.0
-
-
-class Wire(asyncio.Protocol):
+class Wire(StreamLink):
     """One connection: the handshake, then packets to and from the link."""
 
-    def __init__(self, connector: "RelinkConnector") -> None:
-        self._connector = connector
-        self._loop = asyncio.get_running_loop()
+    protocol: ClassVar[str] = "Relink"
+    _owner: "RelinkConnector"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connector: "RelinkConnector", where: str) -> None:
+        super().__init__(loop, connector, where)
+        self.greeted: asyncio.Future[wire.Answer] = loop.create_future()
         self._decoder = wire.Decoder(
             "listener",
             connector_size=connector._sizes[0],
             listener_size=connector._sizes[1],
             max_payload=connector._max_message,
         )
-        self._out: list[bytes] = []
-        self._flushing = False
-        self._transport: asyncio.Transport | None = None
         self._link: Link | None = None  # once the handshake is done
-        self.paused = False
-        self.greeted: asyncio.Future[None] = self._loop.create_future()
-        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._early: list[wire.Item] = []  # what came behind it before the link was told
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's derive from nothing
-        self._transport.write(wire.encode_version(wire.PROTOCOL_VERSION))
+        super().connection_made(transport)
+        self.put(wire.encode_version(wire.PROTOCOL_VERSION))
+        self.write_now()
 
     def data_received(self, data: bytes) -> None:
+        if self.down:
+            return
         try:
             items = self._decoder.feed(data)
-            if self._link is None:
+            if not self.greeted.done():
                 items = self._greet(items)
-            if self._link is not None:
+            if self._link is None:
+                self._early += items
+            else:
                 self._link.handle(items)
             if self._decoder.error is not None:
                 raise self._decoder.error
         except LinkLost as error:
-            self._fail(error)
+            self.fail(error)
         except (ProtocolError, wire.PacketError) as error:
-            self._fail(ProtocolError(f"{self._connector.address} broke the protocol: {error}"))
+            self._violated(str(error))
 
     def _greet(self, items: list[wire.Item]) -> list[wire.Item]:
         """The listener's part of the handshake, taken off the front."""
-        assert self._transport is not None
-        while items and self._link is None:
+        while items and not self.greeted.done():
             item = items.pop(0)
             if isinstance(item, wire.Version):
                 if item.version > wire.PROTOCOL_VERSION:
                     raise ProtocolError(f"it answered with version {item.version}, which nobody offered")
-                self._transport.write(self._connector._hello())
+                self.put(self._owner._hello())
             elif isinstance(item, wire.Answer):
                 if item.link >> 63:
                     raise ProtocolError("its link id is out of bounds")
                 if item.link == 0:
-                    raise LinkLost(f"{self._connector.address} does not know the link any more")
-                self._link = self._connector._link
-                self._connector._wire = self
-                if not self._link.connected(item.epoch, item.link):
-                    self._connector._inbox.clear()  # of the old link; the new one's may follow at once
-                if not self.greeted.done():
-                    self.greeted.set_result(None)
+                    raise LinkLost(f"{self.where} does not know the link any more")
+                self.greeted.set_result(item)
         return items
 
-    def put(self, data: bytes) -> None:
-        """Sends with all that this turn of the loop puts."""
-        self._out.append(data)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self.flush)
+    def begin(self, link: Link) -> None:
+        """Gives the link all packets from here on, and those that have come."""
+        self._link = link
+        early, self._early = self._early, []
+        try:
+            link.handle(early)
+        except ProtocolError as error:
+            self._violated(str(error))
 
-    def flush(self) -> None:
-        self._flushing = False
-        if self._out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
-        self._out = []
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self._connector._progress()
-
-    def _fail(self, error: ClientError) -> None:
+    def _end(self, error: ClientError) -> None:
+        super()._end(error)
         if not self.greeted.done():
-            self.greeted.set_exception(error)
-        else:
-            self._connector._trouble = error
-        self.abort()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self.flush()
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.greeted.done():
-            reason = (
-                reason_of(error)
-                if error is not None
-                else f"does it speak Relink, and has an endpoint {self._connector.endpoint!r} with these options?"
-            )
-            self.greeted.set_exception(
-                ConnectionFailed(
-                    f"{self._connector.address} closed the connection during the handshake: {reason}"
-                )
-            )
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if self._link is not None:
-            self._connector._lost(self)
+            self.greeted.set_exception(again(error))
 
 
-class RelinkConnector:
+class RelinkConnector(ReconnectingClient[Wire]):
     """A connector to one endpoint of a Relink listener.
 
     `address` is "host:port", "[v6]:port" or "unix:/path". The sizes of channel ids and the transactions must be those
@@ -210,68 +162,42 @@ class RelinkConnector:
         window: int = 1024,
         max_message: int = wire.MAX_PAYLOAD,
         reconnect: bool = True,
-        reconnect_delay: float = 0.05,
-        max_reconnect_delay: float = 5.0,
+        reconnect_delay: float = FIRST_PAUSE,
+        max_reconnect_delay: float = LONGEST_PAUSE,
     ) -> None:
-        place = parse_address(address)
-        if isinstance(place, InheritedSocket):
-            raise ValueError(f'"{address}" is nothing to connect to; it is "host:port" or "unix:/path"')
-        if timeout <= 0:
-            raise ValueError(f"a timeout is more than 0 seconds, not {timeout}")
-        if not 0 < reconnect_delay <= max_reconnect_delay:
-            raise ValueError("reconnect_delay is more than 0 and at most max_reconnect_delay")
+        super().__init__(
+            address,
+            tls=tls,
+            server_hostname=server_hostname,
+            timeout=timeout,
+            reconnect=reconnect,
+            reconnect_delay=reconnect_delay,
+            max_reconnect_delay=max_reconnect_delay,
+        )
         if window < 1:
             raise ValueError("a window has room for at least one message")
         wire.encode_hello(endpoint, connector_id_bytes, listener_id_bytes)  # says what is wrong with these
         self.endpoint = endpoint
         self.transactional = connector_transactions
-        self.reconnects = 0
-        """How many times a lost connection was made again."""
         self.links_lost = 0
         """How many times the listener did not know the link any more."""
-        self._place: HostPort | UnixPath = place
         self._sizes = connector_id_bytes, listener_id_bytes
         self._flags = (Flags.CONNECTOR_TRANSACTIONS if connector_transactions else 0) | (
             Flags.LISTENER_TRANSACTIONS if listener_transactions else 0
         )
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._timeout = timeout
         self._window = window
         self._max_message = max_message
-        self._reconnect = reconnect
-        self._reconnect_delay = reconnect_delay
-        self._max_reconnect_delay = max_reconnect_delay
         self._link = Link(
             sizes=self._sizes,
             transactions=(connector_transactions, listener_transactions),
             put=self._put,
             deliver=self._deliver,
-            progress=self._progress,
+            progress=self._wake,
         )
-        self._wire: Wire | None = None
-        self._trouble: ClientError | None = None  # why there is no connection now
-        self._end: ClientError | None = ClientClosed(f"the connector of {place} is not connected yet")
-        self._begun = False
-        self._attempts = 0
-        self._connected_at = 0.0
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[None]] = set()  # for anything that progress may bring
         self._inbox: deque[Message] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._handed: Message | None = None
         self._telling = False
-        self._loop: asyncio.AbstractEventLoop
-
-    @property
-    def address(self) -> str:
-        """Whom this connector talks to."""
-        return str(self._place)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._wire is not None
 
     @property
     def link(self) -> int:
@@ -285,133 +211,49 @@ class RelinkConnector:
 
     # --- connecting and closing -----------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
+    def _new_link(self) -> Wire:
+        return Wire(self._loop, self, self.address)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            await self.abandon()
-
-    async def connect(self) -> None:
-        """Connects and makes a link. It is tried once: ConnectionFailed, ProtocolError or OperationTimeout say what was
-        wrong. A listener that does not know the endpoint, or has other sizes for it, just hangs up."""
-        if self._begun:
-            raise RuntimeError(f"the connector of {self.address} was connected before")
-        self._loop = asyncio.get_running_loop()
-        await self._open()
-        self._begun = True
-        self._end = None
-
-    async def _open(self) -> None:
+    async def _greet(self, link: Wire) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                try:
-                    made = await self._open_transport()
-                except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
-                try:
-                    await made.greeted
-                except BaseException:
-                    made.abort()
-                    raise
-        except TimeoutError as error:
-            if isinstance(error, ClientError):
-                raise
-            raise OperationTimeout(
-                f"{self.address} did not accept a connection within {self._timeout:g} s"
-            ) from None
-        self._trouble = None
-        self._connected_at = self._loop.time()
-        self._progress()
-
-    async def _open_transport(self) -> Wire:
-        name = self._server_hostname
-        if isinstance(self._place, UnixPath):
-            if self._tls is not None:
-                name = name or "localhost"
-            _, made = await self._loop.create_unix_connection(
-                lambda: Wire(self), self._place.path, ssl=self._tls, server_hostname=name
-            )
-            return made
-        if self._tls is not None:
-            name = name or self._place.host
-        _, made = await self._loop.create_connection(
-            lambda: Wire(self), self._place.host, self._place.port, ssl=self._tls, server_hostname=name
-        )
-        return made
+            await link.greeted
+        except ConnectionLost as error:
+            # A listener that does not know the endpoint, or has other sizes for it, just hangs up.
+            raise ConnectionFailed(
+                f"{error} during the handshake: does it speak Relink, and has an endpoint {self.endpoint!r} "
+                "with these options?"
+            ) from error
 
     def _hello(self) -> bytes:
         return wire.encode_hello(
             self.endpoint, *self._sizes, int(self._flags), self._link.epoch, self._link.id
         )
 
-    def _lost(self, gone: Wire) -> None:
-        """A connection has ended."""
-        if self._wire is not gone:
-            return
-        self._wire = None
+    def _adopt(self, link: Wire) -> None:
+        super()._adopt(link)
+        answer = link.greeted.result()
+        had_one = self._link.id != 0
+        if not self._link.connected(answer.epoch, answer.link):
+            self._inbox.clear()  # of the old link
+            self.links_lost += had_one
+        link.begin(self._link)
+
+    def _leave(self, link: Wire, error: ClientError, carry: bool) -> None:
         self._link.disconnected()
-        self._trouble = self._trouble or ConnectionLost(f"the connection to {self.address} was lost")
         over = self._link.over
         if over is not None and not over.done():
             # It may have heard our shutdown and ended; whether it has, the next connection would tell.
             over.set_result(None)
-        if self._end is not None:
-            return
-        if not self._reconnect:
-            self._finish(self._trouble)
-            return
-        log.warning("%s; connecting again", self._trouble)
-        if self._loop.time() - self._connected_at > SETTLED_SECONDS:
-            self._attempts = 0
-        self._reconnecting = self._loop.create_task(self._come_back())
-
-    async def _come_back(self) -> None:
-        while True:
-            pause = min(self._max_reconnect_delay, self._reconnect_delay * 2 ** min(self._attempts, 16))
-            self._attempts += 1
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
-            before = self._link.epoch, self._link.id
-            try:
-                await self._open()
-            except ProtocolError as error:
-                self._finish(error)
-                return
-            except ClientError as error:
-                self._trouble = error
-                log.debug("cannot reconnect to %s: %s", self.address, error)
-                continue
-            self.reconnects += 1
-            log.warning("connected to %s again", self.address)
-            if (self._link.epoch, self._link.id) != before:
-                self.links_lost += 1
-            if self._wire is not None:
-                return
 
     def _finish(self, error: ClientError) -> None:
-        """Nothing more will happen."""
-        if self._end is None:
-            self._end = error
+        super()._finish(error)
         self._link.discard(error)
-        self._progress()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     async def abandon(self) -> None:
         """Disconnects at once; the listener keeps the link for its grace time, and nobody comes back to it."""
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
-        gone = self._wire
-        self._finish(ClientClosed(f"the connector of {self.address} was closed"))
-        if gone is not None:
-            gone.abort()
-            await asyncio.wait([gone.closed], timeout=self._timeout)
+        await self._shut(at_once=True)
 
     async def close(self) -> None:
         """Waits until the listener has consumed all that was sent, closes the channels, and ends the link.
@@ -428,47 +270,31 @@ class RelinkConnector:
                 self._link.shutdown(over)
                 await self._within(over, "end the link")
         finally:
-            if self._wire is not None:
-                self._wire.close()
-                await asyncio.wait([self._wire.closed], timeout=self._timeout)
-            await self.abandon()
+            await self._shut()
 
     # --- waiting --------------------------------------------------------------------------------------------
 
     def _put(self, data: bytes) -> None:
-        if self._wire is not None:
-            self._wire.put(data)
+        if self._connection is not None:
+            self._connection.put(data)
 
-    def _progress(self) -> None:
-        waiting, self._waiters = self._waiters, set()
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+    async def _within(self, waiter: Awaitable[T], what: str) -> T:
+        def late() -> str:
+            trouble = f"; {self._trouble}" if self._connection is None else ""
+            return f"{self.address} did not {what} within {self._timeout:g} s{trouble}"
 
-    async def _within(self, waiter: asyncio.Future[T], what: str) -> T:
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await waiter
-        except TimeoutError as error:
-            if isinstance(error, ClientError):
-                raise
-            trouble = f"; {self._trouble}" if self._trouble is not None and self._wire is None else ""
-            raise OperationTimeout(
-                f"{self.address} did not {what} within {self._timeout:g} s{trouble}"
-            ) from None
+        async with Limit(self._timeout, late):
+            return await waiter
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
-            if self._end is not None:
-                raise self._end
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await self._within(waiter, what)
-            finally:
-                self._waiters.discard(waiter)
+            self._raise_end()
+            await self._within(self._changed(), what)
+        self._raise_end()
+
+    def _raise_end(self) -> None:
         if self._end is not None:
-            raise self._end
+            raise again(self._end)
 
     # --- channels -------------------------------------------------------------------------------------------
 
@@ -492,7 +318,7 @@ class RelinkConnector:
 
     async def ping(self) -> None:
         """Returns when the listener has answered; ConnectionLost if the connection ended before."""
-        await self._until(lambda: self._wire is not None, "come back")
+        await self._until(lambda: self._connection is not None, "come back")
         answered: asyncio.Future[None] = self._loop.create_future()
         self._link.pongs.append(answered)
         self._put(wire.encode_general(GeneralType.PING))
@@ -519,8 +345,7 @@ class RelinkConnector:
     async def receive(self) -> Message:
         """The next message, to be acknowledged with consumed() or rejected(). It waits without a limit."""
         while not self._inbox:
-            if self._end is not None:
-                raise self._end
+            self._raise_end()
             if self._reader is not None:
                 raise RuntimeError("one task at a time takes messages")
             self._reader = self._loop.create_future()
@@ -552,7 +377,7 @@ class RelinkConnector:
 
     def _tell(self) -> None:
         self._telling = False
-        if self._wire is not None:
+        if self._connection is not None:
             self._link.tell()
 
 
@@ -574,7 +399,7 @@ class Channel:
 
         def may_send() -> bool:
             sending = link.sending(self.id)
-            made = connector._wire
+            made = connector._connection
             # What is not committed is not consumed either.
             done = sending.received if connector.transactional else sending.consumed
             return (
@@ -598,8 +423,7 @@ class Channel:
         sending = connector._link.outs.get(self.id)
         if sending is None or sending.consumed >= sending.next:
             return
-        if connector._end is not None:
-            raise connector._end
+        connector._raise_end()
         waiter: asyncio.Future[None] = connector._loop.create_future()
         sending.waiters.append((sending.next, waiter))
         await connector._within(waiter, "consume all messages")
@@ -629,8 +453,7 @@ class Channel:
                 connector._link.wish(sending, False, None)
             raise LinkLost(f"{connector.address} lost the link in the middle of a transaction")
         if sending.next > sending.asked:
-            if connector._end is not None:
-                raise connector._end
+            connector._raise_end()
             done: asyncio.Future[None] = connector._loop.create_future()
             connector._link.wish(sending, True, done)
             await connector._within(done, "answer a commit")
@@ -642,8 +465,7 @@ class Channel:
         sending = connector._link.outs.get(self.id)
         if sending is None:
             return
-        if connector._end is not None:
-            raise connector._end
+        connector._raise_end()
         if connector.transactional and sending.next > sending.asked:
             connector._link.wish(sending, False, None)
         await self.flush()

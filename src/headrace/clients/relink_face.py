@@ -4,7 +4,7 @@ An address is `endpoint/channel`. What the handshake has to say beside it stands
 `demo-tx/7?transactions=both`, `orders/1?ids=2,8&transactions=connector`. A subscriber's channel may be `*`, for all.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -81,15 +81,6 @@ async def relink_publisher(server: Server, wish: Wish) -> AsyncIterator[Publishe
         yield publisher
 
 
-class RelinkSubscriber:
-    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
-        self._messages = messages
-        self.label = label
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        return self._messages
-
-
 @asynccontextmanager
 async def relink_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscriber]:
     endpoint, channel, options = take_apart(wish.address)
@@ -97,29 +88,30 @@ async def relink_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscri
         raise ClientError("a Relink link is resumed by the connector that has it, not by another one")
     link = connector(server, endpoint, options)
 
-    async def received() -> AsyncGenerator[Received, None]:
+    async def received() -> AsyncIterator[Received]:
         while True:
-            message = await link.receive()
-            if channel == "*" or message.channel == int(channel):
-                about: dict[str, object] = {
-                    "protocol": "relink",
-                    "endpoint": endpoint,
-                    "channel": message.channel,
-                    "number": message.number,
-                    "part_sizes": [len(part) for part in message.parts],
-                }
-                yield Received(message.payload, about)
-                if not wish.acknowledge:
-                    continue
-            link.consumed(message)
+            message = await (anext(link) if wish.acknowledge else link.receive())
+            if channel != "*" and message.channel != int(channel):
+                link.consumed(message)
+                continue
+            about: dict[str, object] = {
+                "protocol": "relink",
+                "endpoint": endpoint,
+                "channel": message.channel,
+                "number": message.number,
+                "part_sizes": [len(part) for part in message.parts],
+            }
+            yield Received(message.payload, about)
 
     await link.connect()
-    messages = received()
     try:
-        yield RelinkSubscriber(messages, f"linked to {endpoint!r} as {link.link}, channel {channel}")
+        yield Subscriber(received(), f"linked to {endpoint!r} as {link.link}, channel {channel}")
     finally:
-        await messages.aclose()
-        await link.abandon()
+        # Nobody can come back to the link, so the listener need not keep it, also after Ctrl-C.
+        if link.connected:
+            await link.close()
+        else:
+            await link.abandon()
 
 
 CLIENT: Final = Client(

@@ -47,15 +47,6 @@ async def zeroctl_publisher(server: Server, wish: Wish) -> AsyncIterator[Publish
         yield ZeroctlPublisher(client, wish)
 
 
-class ZeroctlSubscriber:
-    def __init__(self, messages: AsyncIterator[Received], label: str) -> None:
-        self._messages = messages
-        self.label = label
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        return self._messages
-
-
 @asynccontextmanager
 async def zeroctl_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscriber]:
     durable = bool(wish.qos) or wish.resume is not None
@@ -83,7 +74,7 @@ async def zeroctl_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscr
             label = f"bound to {wish.address!r}"
             if durable:
                 label += f" as subscription {number}; --resume {number} goes on with it later"
-            yield ZeroctlSubscriber(received(), label)
+            yield Subscriber(received(), label)
 
 
 CLIENT: Final = Client(
