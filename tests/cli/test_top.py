@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from headrace.admin import terminal
-from headrace.cli import main, top
+from headrace.cli import main
+from headrace.clients.admin import Moment, NoAnswer
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 
 
@@ -30,7 +33,7 @@ def admin_of(gateway: GatewayProcess) -> str:
     return found[1]
 
 
-def shown(now: terminal.Moment, before: terminal.Moment | None) -> str:
+def shown(now: Moment, before: Moment | None) -> str:
     console = Console(width=160, file=io.StringIO())
     with console.capture() as captured:
         console.print(terminal.view(now, before))
@@ -46,7 +49,7 @@ def test_once_shows_protocols_log_and_drops(tmp_path: Path) -> None:
 
 
 def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
-    def moment(at: float, published: int, rows: int) -> terminal.Moment:
+    def moment(at: float, published: int, rows: int) -> Moment:
         listener = {"protocol": "blipmq", "addresses": ["here:1"], "tls": True, "connections": 2}
         bus = {
             "published": {"blipmq": published},
@@ -55,7 +58,7 @@ def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
         }
         sink = {"drop": "d", "uri": "u", "lag_offsets": 5, "lag_seconds": 2.0, "stats": {"rows": rows}}
         status = {"listeners": [listener], "bus": bus, "sinks": [sink], "ready": True, "node": "n"}
-        return terminal.Moment(at, status)
+        return Moment(at, status)
 
     first, second = moment(10.0, 1000, 50), moment(12.0, 5000, 350)
     assert "here:1 (TLS)" in shown(first, None)
@@ -67,22 +70,59 @@ def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     status = {"listeners": [], "ready": False, "reasons": ["the log is full"], "warnings": ["the drop fails"]}
-    text = shown(terminal.Moment(1.0, status), None)
+    text = shown(Moment(1.0, status), None)
     assert "not ready: the log is full" in text
     assert "the drop fails" in text
 
 
-@pytest.mark.parametrize("at", ["8600", "127.0.0.1:8600", "http://127.0.0.1:8600/"])
-def test_address_may_be_a_port_a_place_or_a_url(at: str) -> None:
-    assert top.url_of(at) == "http://127.0.0.1:8600"
-
-
-def test_an_address_that_nobody_answers_is_said_so() -> None:
+@pytest.mark.parametrize("form", ["{}", "127.0.0.1:{}", "http://127.0.0.1:{}/"])
+def test_address_may_be_a_port_a_place_or_a_url(form: str) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        result = run("--at", f"127.0.0.1:{nobody.getsockname()[1]}", "--once")
+        port = nobody.getsockname()[1]
+        result = run("--at", form.format(port), "--once")
     assert result.exit_code == 1
-    assert "Error: cannot reach http://127.0.0.1:" in result.output
+    assert result.stderr.splitlines() == [
+        f"Error: cannot ask the gateway at http://127.0.0.1:{port}: connection refused",
+        f"Hint: {NoAnswer.hint}",
+    ]
+
+
+@pytest.mark.parametrize("at", ["nowhere", "127.0.0.1:x", "127.0.0.1:70000", "unix:/tmp/x", ""])
+def test_an_address_that_is_none_is_a_wrong_command_line(at: str) -> None:
+    result = run("--at", at, "--once")
+    assert result.exit_code == 2
+    assert "Invalid value for '--at'" in result.stderr
+
+
+def test_what_is_no_gateway_is_said_so() -> None:
+    answers = {"/": (404, b""), "/text": (200, b"<html>"), "/list": (200, b"[]"), "/other": (200, b"{}")}
+    reasons = {
+        "/": "it answers 404 to /api/status",
+        "/text": "what it answers to /api/status is not JSON",
+        "/list": "what it answers to /api/status has no 'listeners'",
+        "/other": "what it answers to /api/status has no 'listeners'",
+    }
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers[self.path.removesuffix("/api/status") or "/"]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path, reason in reasons.items():
+            url = f"http://127.0.0.1:{server.server_port}{path}".rstrip("/")
+            result = run("--at", url, "--once")
+            assert result.exit_code == 1
+            assert result.stderr.startswith(f"Error: cannot ask the gateway at {url}: {reason}\n")
+        server.shutdown()
 
 
 def test_it_goes_on_until_it_is_interrupted_and_outlives_the_gateway(tmp_path: Path) -> None:
@@ -102,7 +142,7 @@ def test_it_goes_on_until_it_is_interrupted_and_outlives_the_gateway(tmp_path: P
             shows(b"blipmq")
             gateway.child.send_signal(signal.SIGTERM)
             gateway.child.wait(PATIENCE)
-            shows(b"cannot reach")
+            shows(b"cannot ask")
             child.send_signal(signal.SIGINT)
             assert child.wait(PATIENCE) == 128 + signal.SIGINT
         finally:

@@ -155,7 +155,9 @@ def test_nodes_lists_who_was_heard(gateway: GatewayProcess, echo: EchoService) -
     assert (ours["hb-interval"], ours["ttl"]) == (40, 120)
     nowhere = runner.invoke(main, ["nodes", "--at", "127.0.0.1:1"])
     assert nowhere.exit_code == 1
-    assert nowhere.output.startswith("Error: cannot ask the gateway at 127.0.0.1:1")
+    assert nowhere.output.startswith(
+        "Error: cannot ask the gateway at http://127.0.0.1:1: connection refused"
+    )
 
 
 def decoded(*frames: bytes, role: str = "any") -> tuple[int, list[dict[str, Any]]]:

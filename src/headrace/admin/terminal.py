@@ -1,64 +1,16 @@
-"""A gateway's status as a terminal shows it: asked for at its admin address, and drawn as tables. It knows the gateway
-only by what /api/status tells."""
+"""A gateway's status as a terminal shows it, drawn as tables. It knows the gateway only by what /api/status tells."""
 
-import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.errors import HeadraceError
+from headrace.clients.admin import Moment, Status
 
-ANSWER_SECONDS: Final = 5.0
 NO_RATE: Final = "–"
-
-Status = dict[str, Any]
-
-
-class Unreachable(HeadraceError):
-    """The admin address does not answer as a gateway does; the text says what came instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A gateway's figures, and when they were asked for."""
-
-    at: float  # monotonic seconds
-    status: Status
-
-
-# --- asking -------------------------------------------------------------------------------------------------
-
-
-def asker() -> aiohttp.ClientSession:
-    """What ask() asks with."""
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS))
-
-
-async def ask(session: aiohttp.ClientSession, url: str) -> Moment:
-    try:
-        async with session.get(f"{url}/api/status") as answer:
-            if answer.status != 200:
-                raise Unreachable(
-                    f"{url} answers {answer.status} to /api/status: is it a gateway's admin address?"
-                )
-            status = json.loads(await answer.text())
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(f"cannot reach {url}: {error or type(error).__name__}") from error
-    except ValueError as error:
-        raise Unreachable(f"{url} does not answer in JSON: is it a gateway's admin address?") from error
-    if not isinstance(status, dict) or "listeners" not in status:
-        raise Unreachable(f"{url} is not a gateway's admin address")
-    return Moment(time.monotonic(), status)
-
-
-# --- showing ------------------------------------------------------------------------------------------------
 
 
 def rate(now: float | None, before: float | None, seconds: float) -> str:

@@ -18,8 +18,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from headrace.admin.terminal import Moment, Unreachable, ask, asker
 from headrace.cli.spark import SparkMissing
+from headrace.clients.admin import Moment, NoAnswer, asker, look
 from headrace.clients.shell import INTERRUPTED, run
 from headrace.demo import plant as plants
 from headrace.demo.gateway import Gateway, GatewayFailed
@@ -124,9 +124,9 @@ class Demo:
     async def _look(self, session: aiohttp.ClientSession, gateway: Gateway, plant: Plant) -> Moment | None:
         if not self._begun:
             return None
-        with contextlib.suppress(Unreachable):  # if it has ended, somebody else says so
+        with contextlib.suppress(NoAnswer):  # if it has ended, somebody else says so
             await plant.look()
-            return await ask(session, gateway.admin)
+            return await look(session, gateway.admin)
         return None
 
 

@@ -8,34 +8,25 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace.admin.terminal import Unreachable, ask, asker, view
+from headrace.admin.terminal import view
+from headrace.clients.admin import NoAnswer, admin_option, asker, look
 from headrace.clients.shell import run
-
-
-def url_of(at: str) -> str:
-    """The address as a URL; a port alone is one on this machine."""
-    if at.isdigit():
-        at = f"127.0.0.1:{at}"
-    return (at if "://" in at else f"http://{at}").rstrip("/")
-
-
-# --- the command --------------------------------------------------------------------------------------------
 
 
 async def watch(url: str, every: float, once: bool) -> None:
     console = Console()
     async with asker() as session:
-        now = await ask(session, url)
+        now = await look(session, url)
         if once:
             await asyncio.sleep(every)
-            console.print(view(await ask(session, url), now))
+            console.print(view(await look(session, url), now))
             return
         with Live(view(now, None), console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(every)
                 try:
-                    now, before = await ask(session, url), now
-                except Unreachable as error:
+                    now, before = await look(session, url), now
+                except NoAnswer as error:
                     # It may come back, as after a restart.
                     live.update(Text(str(error), style="bold red"), refresh=True)
                     continue
@@ -43,13 +34,7 @@ async def watch(url: str, every: float, once: bool) -> None:
 
 
 @click.command("top", short_help="Watch a running gateway.")
-@click.option(
-    "--at",
-    metavar="HOST:PORT",
-    default="127.0.0.1:8600",
-    show_default=True,
-    help="The gateway's admin address (admin.bind).",
-)
+@admin_option
 @click.option(
     "--every",
     metavar="SECONDS",
@@ -61,4 +46,4 @@ async def watch(url: str, every: float, once: bool) -> None:
 @click.option("--once", is_flag=True, help="Look twice, print the figures once, and end.")
 def command(at: str, every: float, once: bool) -> None:
     """Watch a running gateway: rates by protocol, the log, the bus and the drops. Ctrl-C ends it."""
-    run(watch(url_of(at), every, once))
+    run(watch(at, every, once))
