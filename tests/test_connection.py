@@ -787,6 +787,28 @@ def test_connections_above_the_limit_are_closed_at_once_and_counted(loop: str) -
 
 
 @on_both_loops
+def test_all_services_together_have_a_limit_too(loop: str) -> None:
+    async def main() -> None:
+        async with Server(Frames) as server:
+            server.board.max_connections = 2
+            peers = [await server.connect() for _ in range(2)]
+            await until(lambda: server.service.connections == 2)
+            reader, writer = await server.connect()
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await reader.readexactly(1)
+            writer.close()
+            assert server.service.counters()["refused"] == 1
+            server.board.max_connections = 3
+            reader, writer = await server.connect()
+            writer.write(frame(b"room again"))
+            assert await read_frame(reader) == b"room again"
+            for _, one in (*peers, (reader, writer)):
+                one.close()
+
+    run(loop, main)
+
+
+@on_both_loops
 def test_a_silent_connection_is_closed(loop: str) -> None:
     async def main() -> None:
         async with Server(Frames, idle_timeout=0.05) as server:

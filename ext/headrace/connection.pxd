@@ -56,6 +56,7 @@ cdef class Switchboard:
     cdef object timer               # of the next sweep
     cdef list empty_waiters         # futures of those who wait until no connection is left
     cdef readonly bint draining
+    cdef public Py_ssize_t max_connections  # of all services together
 
     cdef int schedule(self, Connection connection) except -1
     cdef int forget(self, Connection connection) except -1

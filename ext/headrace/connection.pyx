@@ -6,6 +6,7 @@ leave yet. All that a read event brings goes to the session in one call, and all
 """
 
 import asyncio
+import sys
 from socket import AF_UNIX
 
 from cpython.bytes cimport PyBytes_GET_SIZE
@@ -87,6 +88,7 @@ cdef class Switchboard:
         self.due = []
         self.tick_seconds = tick_seconds
         self.empty_waiters = []
+        self.max_connections = sys.maxsize
         self.timer = loop.call_later(tick_seconds, self._sweep)
 
     def answer(self, Service service not None):
@@ -214,7 +216,8 @@ cdef class Connection:
         cdef Service service = self.service
         self.transport = transport
         self.peer = _peer_text(transport)
-        if self.board.draining or <Py_ssize_t> (service.tally.opened - service.tally.closed) >= service.max_connections:
+        if (self.board.draining or len(self.board.connections) >= self.board.max_connections
+                or <Py_ssize_t> (service.tally.opened - service.tally.closed) >= service.max_connections):
             self.refused = True
             service.tally.refused += 1
             self.name = f"{service.protocol}-refused"

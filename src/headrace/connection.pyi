@@ -55,6 +55,8 @@ class ReadBuffer:
 class Switchboard:
     """All connections of one loop, and what they share."""
 
+    max_connections: int
+    """Of all services together; unlimited until it is set."""
     def __init__(
         self, loop: asyncio.AbstractEventLoop, observer: Observer, *, read_bytes: int, tick_seconds: float
     ) -> None: ...

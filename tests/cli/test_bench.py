@@ -20,6 +20,7 @@ from headrace.cli import bench, main
 from headrace.clients import load
 from headrace.clients.blipmq import NotAllowed
 from headrace.clients.errors import (
+    KEY_HINT,
     ClientError,
     ConnectionFailed,
     ConnectionLost,
@@ -236,7 +237,7 @@ def test_a_server_that_is_not_there_is_said() -> None:
 
 def test_a_wrong_key_is_said(gateway: str) -> None:
     result = run("--target", gateway, "--key", "wrong")
-    assert (result.exit_code, result.stderr) == (1, "Error: invalid API key (401)\n")
+    assert (result.exit_code, result.stderr) == (1, f"Error: invalid API key (401)\nHint: {KEY_HINT}\n")
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ async def running(
 ) -> AsyncIterator[tuple[Gateway, asyncio.Task[int]]]:
     """A gateway on the running loop, ready; ends with the block unless it has ended before."""
     read = read or (lambda: load(None, {}, [*SMALL, *sets]))
-    gateway = Gateway(data, read().config, read, "test", Notifier({}, 0), PassedSockets())
+    gateway = Gateway(data, read(), read, "test", Notifier({}, 0), PassedSockets())
     ending = asyncio.create_task(gateway.run())
     await until(lambda: ending.done() or not gateway.not_ready())
     try:
@@ -661,14 +661,32 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may(
     now = {"limits": (1024, 4096)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: now["limits"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: now.update(limits=limits))
-    allow_files(1000)
+
+    def allowed(*connections: int) -> int:
+        wishes = zip(("blipmq", "overhop", "relink", "zeroctl"), connections, strict=True)
+        loaded = load(None, {}, [f"listen.{name}.max_connections={most}" for name, most in wishes])
+        return allow_files(loaded.config, loaded.origins)
+
+    assert allowed(100, 100, 50, 50) == 300
     assert now["limits"] == (1024, 4096)
-    allow_files(2000)
-    assert now["limits"] == (2000, 4096)
+    assert allowed(1000, 1000, 300, 200) == 2500
+    assert now["limits"] == (2500 + 512, 4096)
     assert caplog.records == []
-    allow_files(10_000)
+    assert allowed(9000, 500, 300, 200) == 4096 - 512
     assert now["limits"] == (4096, 4096)
-    assert [record.message for record in caplog.records] == ["files.limited"]
+    assert [(record.levelname, record.message) for record in caplog.records] == [("WARNING", "files.limited")]
+    now["limits"] = (300, 300)
+    assert allowed(9000, 500, 300, 200) == 150
     now["limits"] = (1024, resource.RLIM_INFINITY)
-    allow_files(10_000)
-    assert now["limits"] == (10_000, resource.RLIM_INFINITY)
+    assert allowed(9000, 500, 300, 200) == 10_000
+    assert now["limits"] == (10_000 + 512, resource.RLIM_INFINITY)
+
+
+def test_defaults_that_the_limit_on_open_files_does_not_allow_are_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
+    loaded = load(None, {}, [])
+    with caplog.at_level("INFO"):
+        assert allow_files(loaded.config, loaded.origins) == 4096 - 512
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "files.limited")]

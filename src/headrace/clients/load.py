@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from headrace.clients.blipmq_link import nack_error
+from headrace.clients.blipmq_link import AuthenticationError, NotAllowed, nack_error
 from headrace.clients.errors import (
     ClientError,
     ConnectionFailed,
@@ -62,6 +62,8 @@ PATIENCE_SECONDS: Final = 10.0
 # Latencies within 1 % of each other are counted as one, and those below a nanosecond.
 RESOLUTION: Final = 1.01
 SHORTEST: Final = 1e-9
+
+AUTH_ID: Final = 3  # BlipMQ
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class BlipmqSpeech:
         self._subscription = 0
 
     def greet(self) -> bytes:
-        return blipmq.encode_hello(blipmq.PROTOCOL_VERSION, 2) + blipmq.encode_auth(self._key, 3)
+        return blipmq.encode_hello(blipmq.PROTOCOL_VERSION, 2) + blipmq.encode_auth(self._key, AUTH_ID)
 
     def subscribe(self, topic: str) -> bytes:
         return blipmq.encode_subscribe(topic, 0, 4)
@@ -195,7 +197,9 @@ class BlipmqSpeech:
             elif kind is blipmq.Pong:
                 fences += 1
             elif kind is blipmq.Nack:
-                raise nack_error(cast(blipmq.Nack, frame))
+                error = nack_error(cast(blipmq.Nack, frame))
+                unknown_key = isinstance(error, NotAllowed) and error.correlation == AUTH_ID
+                raise AuthenticationError(*error.args) if unknown_key else error
             elif kind is blipmq.Ack:
                 self._subscription = cast(blipmq.Ack, frame).subscription
         return Answers(messages, fences, b"")

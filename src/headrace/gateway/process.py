@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,14 +92,9 @@ def serve(data: Path, load: Callable[[], Loaded]) -> int:
     for warning in loaded.warnings:
         log.warning("config.caution", message=warning)
     loop_name, new_loop = choose_loop(config.gateway.loop)
-    # Connections over QUIC share a socket.
-    files = sum(
-        config.listen.of(name).max_connections for name in spoken(config) if name not in QUIC_SPEAKERS
-    )
-    allow_files(files + OTHER_FILES)
     pid = os.getpid()
     gateway = Gateway(
-        data, config, load, loop_name, Notifier(os.environ, pid), PassedSockets.inherited(os.environ, pid)
+        data, loaded, load, loop_name, Notifier(os.environ, pid), PassedSockets.inherited(os.environ, pid)
     )
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(gateway.run())
@@ -118,17 +113,32 @@ def choose_loop(wish: str) -> tuple[str, Callable[[], asyncio.AbstractEventLoop]
     return "asyncio", asyncio.new_event_loop
 
 
-def allow_files(needed: int) -> None:
-    """Raises this process's limit on open files, as far as it may and needs to."""
+def allow_files(config: Config, origins: Collection[str]) -> int:
+    """Raises this process's limit on open files, as far as it may and needs to; how many connections it then has room
+    for. `origins` are the keys that somebody has set."""
+    # Connections over QUIC share a socket.
+    names = [name for name in spoken(config) if name not in QUIC_SPEAKERS]
+    wanted = sum(config.listen.of(name).max_connections for name in names)
+    needed = wanted + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
+        return wanted
     allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        log.warning(
-            "files.limited", allowed=allowed, needed=needed, hint="raise the limit on open files (NOFILE)"
-        )
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return wanted
+    connections = max(allowed - OTHER_FILES, allowed // 2)
+    # The defaults are limits, not wishes.
+    wished = any(f"listen.{name}.max_connections" in origins for name in names)
+    (log.warning if wished else log.info)(
+        "files.limited",
+        allowed=allowed,
+        needed=needed,
+        connections=connections,
+        hint="raise the limit on open files (NOFILE) for more connections at once",
+    )
+    return connections
 
 
 def spoken(config: Config) -> list[ProtocolName]:
@@ -158,13 +168,14 @@ class Gateway:
     def __init__(
         self,
         data: Path,
-        config: Config,
+        loaded: Loaded,
         load: Callable[[], Loaded],
         loop_name: str,
         notifier: Notifier,
         passed: PassedSockets,
     ) -> None:
-        self.config = config
+        self.config = loaded.config
+        self._origins = loaded.origins
         self._data = data
         self._load = load
         self._loop_name = loop_name
@@ -200,6 +211,7 @@ class Gateway:
         self._board = Switchboard(
             self._loop, ConnectionEvents(), read_bytes=READ_BYTES, tick_seconds=TICK_SECONDS
         )
+        self._board.max_connections = allow_files(self.config, self._origins)
         if self._notifier.watchdog_seconds is not None:
             self._repeat("watchdog", self._notifier.watchdog_seconds, self._notifier.alive)
         self._repeat("suppressed", SUPPRESSED_SECONDS, events.report_suppressed)
@@ -417,7 +429,8 @@ class Gateway:
 
     def _reload(self) -> None:
         """Takes over what may change while running: all of it, or nothing."""
-        wanted = self._load().config
+        loaded = self._load()
+        wanted = loaded.config
         changed = self.config.changes(wanted)
         now = [key for key in changed if reloadable(key)]
         later = [key for key in changed if not reloadable(key)]
@@ -428,6 +441,7 @@ class Gateway:
         for listener in self._listeners.values():
             if listener.tls is not None:
                 listener.tls.check()
+        self._origins = loaded.origins
         self._apply(merged)
         log.info("config.reloaded", changed=now, needs_restart=later)
 
@@ -435,6 +449,7 @@ class Gateway:
         assert self._bus is not None
         self.config = config
         events.set_level(config.logging.level)
+        self._board.max_connections = allow_files(config, self._origins)
         self._keys.replace(config.keys)
         self._bus.log.set_retention(config.log.retention_bytes, config.log.retention_seconds)
         self._bus.configure(**_bus_options(config))
