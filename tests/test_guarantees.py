@@ -1,6 +1,7 @@
 """The guarantees as data: their rules, and that the page is what they say."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,21 @@ from headrace.guarantees import (
     GIVES,
     PROTOCOLS,
     PUBLISHING,
+    ROOM_TO_GIVE,
+    ROOM_TO_TAKE,
     TAKES,
     Beside,
     Promise,
+    Room,
     as_data,
+    largest,
     pair,
     pairs,
     way,
 )
+from headrace.wire import blipmq, felix, overhop
+from headrace.wire import felix_json as messages
+from headrace.wire.overhop import MessageType
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,64 @@ def test_what_is_said_is_carried_or_not() -> None:
         assert not {*one.carried} & {*one.not_carried}
     assert pair("zeroctl", "zeroctl").carried == (Beside.HEADER,)
     assert pair("zeroctl", "overhop").not_carried == (Beside.HEADER,)
+
+
+LIMIT = 100_000
+NAMES = ("tenant", "name", "stream")
+SID, UUID = "s" * 36, "u" * 36
+
+# A message with this payload, by who says it; what the limit counts of it.
+SAID: dict[tuple[str, str], Callable[[bytes], bytes]] = {
+    ("blipmq", "PUBLISH"): lambda payload: blipmq.encode_publish("topic", payload, 1, 1)[4:],
+    ("felix", "binary batch of one"): lambda payload: felix.encode_publish_batch(*NAMES, [payload])[
+        felix.HEADER_BYTES :
+    ],
+    ("felix", "`publish`"): lambda payload: messages.encode(
+        messages.Publish(*NAMES, felix.raw_payload(payload), 77, "per_message")
+    ),
+    ("felix", "`publish_batch` of one"): lambda payload: messages.encode(
+        messages.PublishBatch(*NAMES, felix.raw_payloads([payload]), 77, "per_batch")
+    ),
+    ("overhop", "ENQUEUE"): lambda payload: overhop.encode(
+        MessageType.ENQUEUE, "1f", {"q": "mail", "job_payload": payload}
+    )[4:],
+    ("overhop", "DELIVER"): lambda payload: overhop.encode(
+        MessageType.DELIVER,
+        "0",
+        {
+            "attempt": 1,
+            "deadline_ms": 60_000,
+            "jid": f"mail:{UUID}",
+            "job_payload": payload,
+            "sid": SID,
+            "topic": "topic",
+        },
+    )[4:],
+}
+NAMED = {
+    "topic": len("topic"),
+    "tenant, namespace, stream": len("".join(NAMES)),
+    "tenant, namespace, stream, `request_id`": len("".join(NAMES)) + len("77"),
+    "queue, `rid`": len("mail") + len("1f"),
+    "queue, topic": len("mail") + len("topic"),
+    "": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "room",
+    [one for one in (*ROOM_TO_TAKE, *ROOM_TO_GIVE) if (one.protocol, one.mode) in SAID],
+    ids=lambda one: f"{one.protocol} {one.mode}",
+)
+def test_largest_payload_is_what_the_codec_has_room_for(room: Room) -> None:
+    said = SAID[room.protocol, room.mode]
+    most = room.largest(LIMIT, NAMED[room.names])
+    assert len(said(bytes(most))) <= LIMIT < len(said(bytes(most + 1)))
+
+
+def test_between_two_protocols_the_smaller_payload_counts() -> None:
+    assert largest("blipmq", "zeroctl") == largest("zeroctl", "blipmq") == 4 << 20
+    assert largest("relink", "blipmq") == (16 << 20) - 12
 
 
 def test_page_is_what_the_data_says() -> None:

@@ -3,7 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from headrace.guarantees import BESIDE, DELIVERING, GIVES, PROTOCOLS, PUBLISHING, TAKES, pair, way
+from headrace.guarantees import (
+    BESIDE,
+    CEILINGS,
+    DELIVERING,
+    GIVES,
+    PROTOCOLS,
+    PUBLISHING,
+    ROOM_TO_GIVE,
+    ROOM_TO_TAKE,
+    TAKES,
+    Room,
+    largest,
+    pair,
+    way,
+)
 
 NAMES: Final = {
     "blipmq": "BlipMQ",
@@ -42,6 +56,25 @@ default, it is on the disk.
 
 A publisher that did not hear the acknowledgement, because its connection was lost, sends again; then the message may be
 in the log twice, and both come. Relink's links know what they have, so there it is not.
+"""
+
+LARGEST: Final = """\
+## Largest payloads
+
+A protocol has one limit, which holds in both directions: it is what the gateway takes of a publisher and what it gives
+a subscriber. What is left of it beside the rest of the message is the payload's. Between two protocols the smaller
+payload counts; and the log takes half of `log.segment_bytes`, less 48 bytes and what it keeps beside the payload
+(zeroctl's header, four bytes for each part of Relink and four more, Overhop's timing).
+
+One byte more than a publisher's side allows is not published, and one byte more than a subscriber's side allows is not
+offered there: nothing is delivered in part, and what follows arrives. How each protocol says so is in the tables of
+publishing and delivering above. A link of Relink keeps the limit that it began with.
+"""
+
+LARGEST_BY_DEFAULT: Final = """\
+MessagePack writes a text of 32 to 255 bytes with one byte more than counted here, and a longer one with two; a
+`deadline_ms` above 65,535 takes two more. The largest payloads by the default limits, from publisher (left) to
+subscriber (top), in bytes, without those of names; both in the way that the clients of this package use:
 """
 
 
@@ -99,6 +132,37 @@ def page() -> str:
             "The same for every way to publish (left) and to subscribe (top).",
             "",
             *_ways(),
+            LARGEST,
+            *_table(
+                ("protocol", "limit", "default", "a publisher beyond it"),
+                (
+                    (
+                        NAMES[one],
+                        f"`{CEILINGS[one].setting}`",
+                        f"{CEILINGS[one].default >> 20} MiB",
+                        f"{'loses its connection' if CEILINGS[one].ends else 'is refused'}"
+                        f" (`{CEILINGS[one].counted}`)",
+                    )
+                    for one in PROTOCOLS
+                ),
+            ),
+            "What a message takes of the limit beside its payload:",
+            "",
+            *_table(
+                ("", "said by", "bytes", "and those of", "the payload is"),
+                [
+                    *(("publishing", *_room(one)) for one in ROOM_TO_TAKE),
+                    *(("delivering", *_room(one)) for one in ROOM_TO_GIVE),
+                ],
+            ),
+            LARGEST_BY_DEFAULT,
+            *_table(
+                ("", *(NAMES[one] for one in PROTOCOLS)),
+                (
+                    (NAMES[publisher], *(f"{largest(publisher, one):,}" for one in PROTOCOLS))
+                    for publisher in PROTOCOLS
+                ),
+            ),
             "## Beside the payload",
             "",
             *_table(
@@ -117,6 +181,11 @@ def page() -> str:
             "",
         ]
     )
+
+
+def _room(one: Room) -> tuple[str, str, str, str]:
+    left = "the rest, in Base64: three quarters of it" if one.base64 else "the rest"
+    return f"{NAMES[one.protocol]} {one.mode}", str(one.beside), one.names, left
 
 
 def _pairs() -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from headrace import limits
+
 
 class Promise(StrEnum):
     """How often a message comes, put together from two things: whether it can be missed, and whether it can repeat."""
@@ -106,6 +108,32 @@ class Side:
     beside: frozenset[Beside]  # what it can say
     also: str  # what else stands beside the payload
     too_large: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A protocol's limit. It holds in both directions: what the gateway takes of a peer, and what it gives one."""
+
+    setting: str
+    default: int
+    counted: str  # the session's event when a publisher goes beyond it
+    ends: bool  # so does the connection; otherwise the message is refused, and the connection goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What else a message takes of its protocol's limit, in one way to say it. The rest is the payload's."""
+
+    protocol: str
+    mode: str
+    beside: int  # bytes
+    names: str  # what is said with them, whose bytes come on top; "" for nothing
+    base64: bool = False
+
+    def largest(self, limit: int, names: int = 0) -> int:
+        """Bytes of the largest payload, with so many bytes of names."""
+        left = limit - self.beside - names
+        return max(left // 4 * 3 if self.base64 else left, 0)
 
 
 # The strongest way of each protocol comes last.
@@ -234,7 +262,7 @@ GIVES: Final = {
         "that of the log, on each channel",
         frozenset({Beside.PARTS}),
         "channel",
-        "offered: the gateway sends what the log has, and the peer's own limit counts",
+        "not offered, and counted (`too_large`); it goes to the dead letters",
     ),
     "zeroctl": Side(
         "that of the log; what was not acknowledged comes again later",
@@ -244,6 +272,47 @@ GIVES: Final = {
         "not offered, and counted (`too_large`); with acknowledgements it goes to the dead letters",
     ),
 }
+
+CEILINGS: Final = {
+    "blipmq": Ceiling(
+        "listen.blipmq.max_frame_bytes", limits.BLIPMQ_FRAME_BYTES.default, "bad_frames", ends=True
+    ),
+    "felix": Ceiling(
+        "listen.felix.max_frame_bytes", limits.FELIX_FRAME_BYTES.default, "bad_headers", ends=True
+    ),
+    "overhop": Ceiling(
+        "listen.overhop.wire.max_envelope_size_bytes",
+        limits.OVERHOP_ENVELOPE_BYTES.default,
+        "bad_frames",
+        ends=True,
+    ),
+    "relink": Ceiling(
+        "listen.relink.max_message_bytes", limits.RELINK_MESSAGE_BYTES.default, "bad_packets", ends=True
+    ),
+    "zeroctl": Ceiling(
+        "listen.zeroctl.max_body_bytes", limits.ZEROCTL_BODY_BYTES.default, "too_large", ends=False
+    ),
+}
+
+# The way that the gateway's own clients publish to be confirmed comes last, and so does the way they subscribe.
+# MessagePack writes a text of 32 bytes with one byte more than here, and one of 256 with two.
+ROOM_TO_TAKE: Final = (
+    Room("blipmq", "PUBLISH", 12, "topic"),
+    Room("felix", "binary batch of one", 14, "tenant, namespace, stream"),
+    Room("felix", "`publish`", 107, "tenant, namespace, stream, `request_id`", base64=True),
+    Room("felix", "`publish_batch` of one", 114, "tenant, namespace, stream, `request_id`", base64=True),
+    Room("overhop", "ENQUEUE", 35, "queue, `rid`"),
+    Room("relink", "message", 0, ""),
+    Room("zeroctl", "MESSAGE", 0, ""),
+)
+ROOM_TO_GIVE: Final = (
+    Room("blipmq", "PUBLISH", 12, "topic"),
+    Room("felix", "`event`", 96, "tenant, namespace, stream", base64=True),
+    Room("felix", "binary events", 16, ""),
+    Room("overhop", "DELIVER", 149, "queue, topic"),
+    Room("relink", "message", 0, ""),
+    Room("zeroctl", "DELIVERY", 0, ""),
+)
 
 PROTOCOLS: Final = tuple(sorted(TAKES))
 
@@ -313,6 +382,22 @@ def pair(publisher: str, subscriber: str) -> Pair:
     )
 
 
+def room_to_take(protocol: str) -> Room:
+    return [one for one in ROOM_TO_TAKE if one.protocol == protocol][-1]
+
+
+def room_to_give(protocol: str) -> Room:
+    return [one for one in ROOM_TO_GIVE if one.protocol == protocol][-1]
+
+
+def largest(publisher: str, subscriber: str) -> int:
+    """Bytes of the largest payload by the default limits, the names left out."""
+    return min(
+        room_to_take(publisher).largest(CEILINGS[publisher].default),
+        room_to_give(subscriber).largest(CEILINGS[subscriber].default),
+    )
+
+
 def pairs() -> Iterator[Pair]:
     for publisher in PROTOCOLS:
         for subscriber in PROTOCOLS:
@@ -331,5 +416,8 @@ def as_data() -> dict[str, Any]:
         "takes": {protocol: side(one) for protocol, one in TAKES.items()},
         "gives": {protocol: side(one) for protocol, one in GIVES.items()},
         "beside": {name: asdict(one) for name, one in BESIDE.items()},
+        "ceilings": {protocol: asdict(one) for protocol, one in CEILINGS.items()},
+        "room_to_take": [asdict(one) for one in ROOM_TO_TAKE],
+        "room_to_give": [asdict(one) for one in ROOM_TO_GIVE],
         "pairs": [{**asdict(one), "best": asdict(one.best)} for one in pairs()],
     }

@@ -57,9 +57,10 @@ class RelinkGateway:
         self.bus.close()
         self.log.close()
 
-    def restart(self) -> None:
-        """Ends the process, as it were, and starts it again at once; nobody says goodbye."""
+    def restart(self, **options: Any) -> None:
+        """Ends the process, as it were, and starts it again at once, perhaps otherwise set; nobody says goodbye."""
         self.close()
+        self._options |= options
         self.open()
 
     def kill(self) -> None:

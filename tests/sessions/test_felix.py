@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.guarantees import ROOM_TO_GIVE
 from headrace.sessions.rights import Rights
 from headrace.wire import felix as wire
 from tests.oracle import felix as twin
@@ -349,6 +350,25 @@ def test_an_event_that_no_frame_can_carry_is_left_out_and_counted(tmp_path: Path
         assert peer.got(0) == [(1, [bytes(900), b"small"])]
         assert [one["payload"] for one in peer.got(1)] == [twin.b64(b"small")]
         assert gateway.counted("too_large") == 1
+    finally:
+        gateway.close()
+
+
+def test_largest_event_is_the_one_that_the_guarantees_say(tmp_path: Path) -> None:
+    room = {one.mode: one for one in ROOM_TO_GIVE if one.protocol == "felix"}
+    as_json, as_binary = room["`event`"].largest(1000, len("tns")), room["binary events"].largest(1000)
+    gateway = PassiveFelix(tmp_path, max_length=1000)
+    try:
+        peer = gateway.connect()
+        peer.ask(**subscribe(subscription_id=1))
+        peer.ask(**subscribe())
+        peer.got(0), peer.got(1)
+        for size in (as_json, as_json + 1, as_binary, as_binary + 1):
+            gateway.bus.publish("t.n.s", bytes(size), now=gateway.now)
+        events = [payload for _, payloads in peer.got(0) for payload in payloads]
+        assert [len(payload) for payload in events] == [as_json, as_json + 1, as_binary]
+        assert [one["payload"] for one in peer.got(1)] == [twin.b64(bytes(as_json))]
+        assert gateway.counted("too_large") == 1 + 3
     finally:
         gateway.close()
 

@@ -999,3 +999,35 @@ def test_dead_letters_never_stand_between_an_intent_and_its_messages(open_gatewa
     (first,) = struct.unpack_from("<Q", intent, 16)
     assert first == offsets[b"two"]
     assert len(gateway.published("dead.#")) == 2
+
+
+# --- messages that are too large for a link ---------------------------------------------------------------------
+
+
+def test_message_beyond_the_limit_is_not_offered_and_has_no_number(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    gateway.publish("demo.out.7", b"first", bytes(1025), b"next")
+    assert shown(peer.send()) == ["message 7 first", "message 7 next"]
+    counters = gateway.shared.counters()
+    assert (counters["too_large"], counters["dead"], counters["delivered"]) == (1, 1, 2)
+    (dead,) = gateway.published("dead.demo.out.7")
+    assert dead.payload == bytes(1025)
+    assert b"too large" in dead.headers
+
+
+@pytest.mark.parametrize("later", [512, 4096])
+def test_link_keeps_the_limit_that_it_began_with_so_that_its_numbers_hold(
+    open_gateway: Opened, later: int
+) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    gateway.publish("demo.out.7", b"first", bytes(600), bytes(2000), b"fourth", b"fifth")
+    assert len(shown(peer.send())) == 4
+    gateway.restart(max_message=later)
+    peer = peer.again(require=True)
+    gateway.publish("demo.out.7", bytes(2001), b"last")
+    # It had the first three of those that were sent; the one that was not has no number.
+    said = shown(peer.send(peer.ack(RECEIVED, 7, 2), peer.general(RESUME)))
+    assert [one for one in said if one.startswith("message")] == ["message 7 fifth", "message 7 last"]
+    assert peer.gateway.shared.counters()["too_large"] == 1

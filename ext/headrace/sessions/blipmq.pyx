@@ -383,7 +383,7 @@ cdef class BlipmqSession(LoggedSession):
         self.shared.counts.polls += 1
         while subscription.take(share.member, now, &delivery):
             size = publish_size(topic_size, delivery.view.payload_len)
-            if size - 4 > MAX_LENGTH:
+            if size - 4 > self.shared.max_length:
                 self.shared.counts.too_large += 1
                 if delivery.confirm:
                     subscription.bury_tag(delivery.tag, now, "too large for a BlipMQ frame")

@@ -163,6 +163,8 @@ cdef class Link(Waker):
     cdef list waiting                   # OutChannels with something to send
     cdef bint recovering                # from before a restart, and not resumed since
     cdef uint64_t floor                 # channels that are not known had nothing below this offset
+    # The largest message that it is given; the limit when it began, so that its numbers mean the same after a restart.
+    cdef uint64_t max_message
     cdef uint64_t outstanding           # entries of all rings
     cdef bint held                      # the message below was taken and has no place yet
     cdef Sent holding
@@ -281,6 +283,7 @@ cdef class RelinkSession(LoggedSession):
     cdef int on_close(self, InChannel channel, uint64_t id, int64_t now) except -1
     cdef int on_acknowledgement(self, const RawPacket* packet, uint64_t id, int64_t now) except -1
     cdef int on_uncommitted(self, OutChannel channel, uint64_t upto, int64_t now) except -1
+    cdef int bury(self, const View* view, bytes reason, int64_t now) except -1
     cdef bint look(self, const Sent* sent, View* view) noexcept
     cdef int on_resume(self, int64_t now) except -1
     cdef uint64_t lsn_of(self, Delivery* delivery) noexcept

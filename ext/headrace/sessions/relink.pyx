@@ -78,11 +78,12 @@ EPOCH_KEY = b"relink/epoch"
 cdef object HEAD = struct.Struct("<BBxxIQQQII")
 cdef object RUN = struct.Struct("<QQQ")
 # What it is, flags, count of outcomes, channel, and three numbers.
+# A checkpoint begins with one that is no channel: the link's largest message. Format 1 did not have it.
 cdef object ENTRY = struct.Struct("<cBxxIQQQQ")
 # Of an uncommitted message: channel, sequence number, size of the packet.
 cdef object KEPT = struct.Struct("<QQQ")
 
-FORMAT = 1
+FORMAT = 2
 CHANNEL = "{channel}"
 
 
@@ -351,10 +352,12 @@ cdef class Link(Waker):
         head = HEAD.pack(
             FORMAT, self.peer_shut | (self.shut << 1), self.generation + 1, self.floor, self.endpoint.nature(),
             self.next_kept, len(name),
-            len(self.ins.items) + len(self.outs.items))
+            1 + len(self.ins.items) + len(self.outs.items))
+        largest = ENTRY.pack(b"l", 0, 0, 0, self.max_message, 0, 0)
         try:
             lsn = self.shared.bus.put_note(
-                LINK_KEY + b"%016x" % self.id, head + name + self.state(self.ins.items) + self.state(self.outs.items), now)
+                LINK_KEY + b"%016x" % self.id,
+                head + name + largest + self.state(self.ins.items) + self.state(self.outs.items), now)
         finally:
             for channel, planned in ahead:
                 channel.planned = planned
@@ -571,7 +574,7 @@ cdef class Relink:
         cdef Kept kept
         cdef uint64_t noted, missing, start, size
         format, flags, generation, floor, nature, next_kept, name_size, entries = HEAD.unpack_from(text)
-        if format != FORMAT:
+        if format not in (1, FORMAT):
             return None
         name = text[HEAD.size:HEAD.size + name_size]
         endpoint = self.endpoints.get(name)
@@ -604,6 +607,8 @@ cdef class Relink:
         link.peer_shut = flags & 1
         link.shut = flags >> 1 & 1
         link.floor = floor
+        largest = states.pop((b"l", 0), None)
+        link.max_message = largest[1] if largest else UINT64_MAX
         noted = next_kept
         link.next_kept = next_kept
         transactions = endpoint.flags & CONNECTOR_TRANSACTIONS
@@ -779,6 +784,7 @@ cdef class Relink:
         link.waiting = []
         link.changed = []
         link.alone_since = now
+        link.max_message = self.bounds.max_payload
         link.subscription = self.bus.subscribe(
             endpoint.filter, at_least_once=True, kept=True, owner=f"relink/{id:016x}", protocol=RELINK, now=now)
         try:
@@ -1562,23 +1568,27 @@ cdef class RelinkSession(LoggedSession):
         """The peer failed to process these messages: they go to their dead-letter topics."""
         cdef uint64_t sequence
         cdef View view
-        cdef bytes topic
         for sequence in range(max(channel.answered, channel.base), min(upto, channel.base + channel.count)):
             if not self.look(channel.at(sequence), &view):
                 continue
-            topic = self.bus.log.topic_name(view.record.topic)
-            self.shared.counts.dead += 1
-            prefix = self.bus.dead_prefix.encode()
-            if topic.startswith(prefix):
-                continue
-            try:
-                self.bus.publish(
-                    (prefix + topic)[:65535], view.payload[:view.payload_len],
-                    headers=b'{"dead-reason": "uncommitted by the peer", "dead-offset": "%d"}' % view.record.offset,
-                    parts=tuple([view.parts[i] for i in range(view.parts_count)]), protocol=view.record.protocol,
-                    kind=view.record.kind, correlation=view.record.correlation, now=now)
-            except (LogError, BusError):
-                self.shared.counts.lost += 1
+            self.bury(&view, b"uncommitted by the peer", now)
+        return 0
+
+    cdef int bury(self, const View* view, bytes reason, int64_t now) except -1:
+        """Publishes a message that this peer does not get to its dead-letter topic."""
+        cdef bytes topic = self.bus.log.topic_name(view.record.topic)
+        cdef bytes prefix = self.bus.dead_prefix.encode()
+        self.shared.counts.dead += 1
+        if topic.startswith(prefix):
+            return 0
+        try:
+            self.bus.publish(
+                (prefix + topic)[:65535], view.payload[:view.payload_len],
+                headers=b'{"dead-reason": "%b", "dead-offset": "%d"}' % (reason, view.record.offset),
+                parts=tuple([view.parts[i] for i in range(view.parts_count)]), protocol=view.record.protocol,
+                kind=view.record.kind, correlation=view.record.correlation, now=now)
+        except (LogError, BusError):
+            self.shared.counts.lost += 1
         return 0
 
     # --- messages for the peer -----------------------------------------------------------------------------------------
@@ -1612,6 +1622,8 @@ cdef class RelinkSession(LoggedSession):
                     if not link.subscription.take(link.member, now, &delivery):
                         return self.violate()       # it acknowledged what was never sent
                     if not link.endpoint.channel_for(self.bus, delivery.view.record.topic, &id):
+                        continue
+                    if delivery.view.payload_len > link.max_message:
                         continue
                     channel = link.outs.find(id)
                     if channel is None or delivery.view.record.offset < channel.base_offset:
@@ -1680,6 +1692,7 @@ cdef class RelinkSession(LoggedSession):
             else:
                 self.shared.counts.unmapped += 1
         self.write_commits()
+        self.bus.flush(now)             # dead letters
         if self.out.size >= limit:
             self.more = True
         return 0
@@ -1689,9 +1702,12 @@ cdef class RelinkSession(LoggedSession):
         cdef Link link = self.link
         cdef OutChannel channel = link.outs.find(id)
         cdef OutChannel other
+        if offset < (link.floor if channel is None else channel.base_offset):
+            return 0                    # from before a restart, of a channel that has been closed since, or settled
+        if view.payload_len > link.max_message:
+            self.shared.counts.too_large += 1
+            return self.bury(view, b"too large for the link", now)
         if channel is None:
-            if offset < link.floor:
-                return 0                # from before a restart, of a channel that has been closed since
             if <uint32_t>len(link.outs.items) < self.shared.max_channels:
                 channel = OutChannel(id)
                 channel.base_offset = offset
@@ -1702,8 +1718,6 @@ cdef class RelinkSession(LoggedSession):
                 for other in link.outs.items:
                     if not other.closing and other.count == 0 and other.consumed == other.sent:
                         self.close_channel(other)
-        elif offset < channel.base_offset:
-            return 0                    # from before a restart, and settled
         if channel is None or channel.closing:
             link.held = True            # until it may be opened
             link.holding = Sent(offset, lsn)

@@ -266,7 +266,8 @@ class BlipmqListener(ListenerConfig, frozen=True):
     max_frame_bytes: Annotated[
         int,
         setting(
-            "Largest frame; a longer one closes the connection. Two must fit in a segment of the log.",
+            "Largest frame, in both directions: a longer one closes the connection, and what would need one is not"
+            " offered. Two must fit in a segment of the log.",
             Size(limits.BLIPMQ_FRAME_BYTES),
         ),
     ] = limits.BLIPMQ_FRAME_BYTES.default
@@ -315,7 +316,8 @@ class OverhopWire(Section, frozen=True):
     max_envelope_size_bytes: Annotated[
         int,
         setting(
-            "Largest payload of a frame; a longer one closes the connection.",
+            "Largest payload of a frame, in both directions: a longer one closes the connection, and what would need"
+            " one is not offered.",
             Size(limits.OVERHOP_ENVELOPE_BYTES),
         ),
     ] = limits.OVERHOP_ENVELOPE_BYTES.default
@@ -370,8 +372,9 @@ class RelinkListener(ListenerConfig, frozen=True):
     max_message_bytes: Annotated[
         int,
         setting(
-            "Largest message, all parts together; a larger one closes the connection. So does one that is larger"
-            " than a segment of the log can take.",
+            "Largest message, all parts together, in both directions: a larger one closes the connection, and is not"
+            " offered. So does one that is larger than a segment of the log can take. A link keeps the limit that it"
+            " began with.",
             Size(limits.RELINK_MESSAGE_BYTES),
         ),
     ] = limits.RELINK_MESSAGE_BYTES.default
@@ -461,7 +464,8 @@ class ZeroctlListener(ListenerConfig, frozen=True):
     max_body_bytes: Annotated[
         int,
         setting(
-            "Largest body; a message with a larger one is refused. Two should fit in a segment of the log.",
+            "Largest body, in both directions: a message with a larger one is refused, and is not offered. Two should"
+            " fit in a segment of the log.",
             Size(limits.ZEROCTL_BODY_BYTES),
         ),
     ] = limits.ZEROCTL_BODY_BYTES.default
@@ -584,7 +588,8 @@ class FelixListener(ListenerConfig, frozen=True):
     max_frame_bytes: Annotated[
         int,
         setting(
-            "Largest payload of a frame; a message or batch that a segment of the log has no room for is refused.",
+            "Largest payload of a frame, in both directions: a longer one closes the connection, and what would need"
+            " one is not offered. A message or batch that a segment of the log has no room for is refused.",
             Size(limits.FELIX_FRAME_BYTES),
         ),
     ] = limits.FELIX_FRAME_BYTES.default
