@@ -1,0 +1,1 @@
+"""What a subscriber that never reads costs the others."""
