@@ -3,15 +3,11 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from headrace.bus import Bus
 from headrace.carriers.amqp import AmqpCarrier, plain, properties_of
@@ -20,11 +16,9 @@ from headrace.clients.zeroctl import ZeroctlClient
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log, LogReader
 from tests.carriers.brokers import Rabbit
+from tests.carriers.nodes import PREFIX, UUID, amqp_node
 from tests.gateway.gateways import GatewayProcess
 from tests.streams import run
-
-UUID = "77ab2b23-4f1b-4247-be45-dcc2d93ffb94"
-PREFIX = "zctl"
 
 # --- properties ---------------------------------------------------------------------------------------------
 
@@ -90,10 +84,9 @@ def test_filters_are_bound_to_the_exchange_that_has_their_keys(tmp_path: Path) -
 # --- with a broker ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
-    with Rabbit(tmp_path_factory.mktemp("rabbit")) as running:
-        yield running
+@pytest.fixture
+def broker(rabbit: Rabbit) -> Rabbit:
+    return rabbit
 
 
 def sets(broker: Rabbit, name: str, **more: Any) -> tuple[str, ...]:
@@ -113,47 +106,6 @@ def carrier_of(gateway: GatewayProcess) -> dict[str, Any]:
     return {**found, **found["counts"]}
 
 
-class Node:
-    """A client of the broker as zeroctl's nodes are."""
-
-    def __init__(self, channel: AbstractChannel) -> None:
-        self.channel = channel
-        self.inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-
-    async def bind(self, filter: str, exchange: str = "events") -> str:
-        source = await self.channel.declare_exchange(
-            PREFIX + exchange, aio_pika.ExchangeType.TOPIC, durable=True
-        )
-        queue = await self.channel.declare_queue(exclusive=True)
-        await queue.bind(source, filter)
-        await queue.consume(self.inbox.put, no_ack=True)
-        return queue.name
-
-    async def publish(self, key: str, body: bytes, exchange: str = "events", **changes: Any) -> None:
-        source = await self.channel.get_exchange(PREFIX + exchange)
-        headers: dict[str, Any] = {
-            "node-uuid": UUID,
-            "sha256": hashlib.sha256(body).hexdigest(),
-            "ts": datetime(2020, 4, 12, 20, 4, 55, tzinfo=UTC),
-            **changes,
-        }
-        message = aio_pika.Message(
-            body,
-            headers={name: value for name, value in headers.items() if value is not None},
-            content_type="application/json",
-            app_id="testnode",
-            correlation_id="c-9",
-            reply_to="amq.gen-X",
-        )
-        await source.publish(message, key)
-
-
-@asynccontextmanager
-async def node(broker: Rabbit) -> AsyncIterator[Node]:
-    async with await aio_pika.connect(broker.url) as connection:
-        yield Node(await connection.channel(publisher_confirms=True))
-
-
 def zeroctl_client(gateway: GatewayProcess) -> ZeroctlClient:
     return ZeroctlClient(gateway.places["zeroctl"], key="dev-key", node="tcp-node", timeout=30.0)
 
@@ -168,7 +120,7 @@ def test_messages_pass_both_ways_without_echo(tmp_path: Path, broker: Rabbit) ->
             async with (
                 zeroctl_client(gateway) as client,
                 client.bind("event.#") as messages,
-                node(broker) as peer,
+                amqp_node(broker) as peer,
             ):
                 await peer.bind("event.#")
                 await peer.publish("event.cake", b"in", color="red")
@@ -209,7 +161,7 @@ def test_bad_messages_are_refused_and_unhashed_ones_counted(tmp_path: Path, brok
             async with (
                 zeroctl_client(gateway) as client,
                 client.bind("strict.#") as messages,
-                node(broker) as peer,
+                amqp_node(broker) as peer,
             ):
                 await peer.publish("strict.a", b"wrong", sha256="0" * 64)
                 await peer.publish("strict.a", b"nobody", **{"node-uuid": None})
@@ -235,7 +187,7 @@ def test_discovery_has_its_own_exchange_and_replies_go_to_their_queue(tmp_path: 
             tmp_path, *configured, "zeroctl.heartbeat_interval=0.2", "node.name=gw9"
         ) as gateway:
             gateway.event("carrier.connected")
-            async with zeroctl_client(gateway) as client, node(broker) as peer:
+            async with zeroctl_client(gateway) as client, amqp_node(broker) as peer:
                 queue = await peer.bind("discovery.#", "discovery")
                 beat = await peer.inbox.get()
                 assert beat.routing_key == "discovery.node.gw9-headrace"
@@ -264,7 +216,7 @@ def test_nothing_is_lost_while_the_gateway_or_the_connection_is_away(tmp_path: P
     configured = sets(broker, "kept", take=["kept.in"], give=["kept.out"], prefetch=4)
 
     async def main() -> None:
-        async with node(broker) as peer:
+        async with amqp_node(broker) as peer:
             with GatewayProcess(tmp_path, *configured) as gateway:
                 gateway.event("carrier.connected")
                 await peer.bind("kept.out")

@@ -2,14 +2,12 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiomqtt
 import pytest
 
 from headrace.bus import Bus
@@ -19,6 +17,7 @@ from headrace.clients.zeroctl import ZeroctlClient
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from tests.carriers.brokers import Mosquitto
+from tests.carriers.nodes import mqtt_node, received
 from tests.gateway.gateways import GatewayProcess
 from tests.streams import run
 
@@ -98,10 +97,9 @@ def test_filters_become_what_mqtt_can_subscribe_to(bus: Bus) -> None:
 # --- with a broker ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as running:
-        yield running
+@pytest.fixture
+def broker(mosquitto: Mosquitto) -> Mosquitto:
+    return mosquitto
 
 
 def sets(broker: Mosquitto, **more: Any) -> tuple[str, ...]:
@@ -120,23 +118,8 @@ def carrier_of(gateway: GatewayProcess) -> dict[str, Any]:
     return {**found, **found["counts"]}
 
 
-@contextlib.asynccontextmanager
-async def node(broker: Mosquitto, *topics: str) -> AsyncIterator[aiomqtt.Client]:
-    """A client of the broker as zeroctl's nodes are."""
-    async with aiomqtt.Client("127.0.0.1", broker.port, protocol=aiomqtt.ProtocolVersion.V311) as client:
-        for topic in topics:
-            await client.subscribe(topic, qos=1)
-        yield client
-
-
 def zeroctl_client(gateway: GatewayProcess) -> ZeroctlClient:
     return ZeroctlClient(gateway.places["zeroctl"], key="dev-key", node="tcp-node")
-
-
-async def received(client: aiomqtt.Client) -> aiomqtt.Message:
-    async for message in client.messages:
-        return message
-    raise AssertionError
 
 
 @pytest.mark.needs("mosquitto")
@@ -149,7 +132,7 @@ def test_messages_pass_both_ways_without_echo(tmp_path: Path, broker: Mosquitto)
             async with (
                 zeroctl_client(gateway) as client,
                 client.bind("event.#") as messages,
-                node(broker, "event/#") as peer,
+                mqtt_node(broker, "event/#") as peer,
             ):
                 await peer.publish("event/cake/kitchen", SAMPLE, qos=1)
                 got = await anext(messages)
@@ -192,7 +175,11 @@ def test_message_without_sha256_is_taken_and_counted_and_a_wrong_one_is_refused(
     async def main() -> None:
         with GatewayProcess(tmp_path, *sets(broker, take=["event.*.ok.#"])) as gateway:
             gateway.event("carrier.connected")
-            async with zeroctl_client(gateway) as client, client.bind("#") as messages, node(broker) as peer:
+            async with (
+                zeroctl_client(gateway) as client,
+                client.bind("#") as messages,
+                mqtt_node(broker) as peer,
+            ):
                 for payload in (
                     changed(sha256=""),
                     changed(sha256="0" * 64),
@@ -225,7 +212,7 @@ def test_gateway_is_discovered_retained_and_its_will_says_that_it_is_gone(
         ) as gateway:
             gateway.event("carrier.connected")
             await asyncio.to_thread(gateway.until, lambda: carrier_of(gateway)["given"] == 1)
-            async with node(broker, "discovery/#") as peer:
+            async with mqtt_node(broker, "discovery/#") as peer:
                 message = await received(peer)
                 assert (str(message.topic), message.retain) == ("discovery/node-gw7-headrace", True)
                 beat = json.loads(base64.b64decode(json.loads(message.payload)["body"]))
@@ -268,7 +255,7 @@ def test_carrier_comes_back_after_the_broker_and_sends_what_waited(tmp_path: Pat
                 await client.publish("event.waited", b"waited")
                 # The broker forgets everything; whoever listens has to be there first.
                 await asyncio.to_thread(broker.start)
-                async with node(broker, "event/#") as peer:
+                async with mqtt_node(broker, "event/#") as peer:
                     await client.publish("event.after", b"after")
                     seen: set[str] = set()
                     while "event/after" not in seen:
