@@ -2,6 +2,7 @@
 what is lost is said."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,10 +253,15 @@ def test_a_subscription_that_was_not_made_is_not_made_later(gateway: GatewayProc
     use(gateway, engine, do)
 
 
-def test_nobody_there_is_a_timeout_and_a_closed_client_says_so(engine: Any) -> None:
+def test_nobody_there_and_silence_are_told_and_a_closed_client_says_so(engine: Any) -> None:
     async def main() -> None:
-        client = FelixClient("127.0.0.1:9", engine=engine, timeout=0.3)
-        with pytest.raises(OperationTimeout, match="did not accept a connection"):
+        with socket.socket(type=socket.SOCK_DGRAM) as silent:
+            silent.bind(("127.0.0.1", 0))
+            at = f"127.0.0.1:{silent.getsockname()[1]}"
+            client = FelixClient(at, engine=engine, timeout=0.3)
+            with pytest.raises(OperationTimeout, match="did not accept a connection"):
+                await client.connect()
+        with pytest.raises(ConnectionFailed, match=f"cannot connect to {at}: connection refused"):
             await client.connect()
         client.abort()
         with pytest.raises(ClientClosed):

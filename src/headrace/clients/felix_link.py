@@ -3,6 +3,7 @@ when the connection is lost."""
 
 import asyncio
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,6 +14,7 @@ from headrace.clients.errors import (
     ConnectionLost,
     OperationTimeout,
     ProtocolError,
+    reason_of,
 )
 from headrace.config.addresses import HostPort
 from headrace.quic.datagrams import Batch, DatagramSocket
@@ -214,7 +216,7 @@ class FelixLink:
                         self.address.host, self.address.port, type=socket.SOCK_DGRAM
                     )
                 except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {error.strerror}") from error
+                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
                 family, kind, protocol, _, self._place = found[0]
                 self._open_socket(family, kind, protocol)
                 self._connection = self._engine.client(self._settings, self._trust)
@@ -238,7 +240,16 @@ class FelixLink:
             sock.bind(("::", 0))
         else:
             sock.bind(("0.0.0.0", 0))
-        self._endpoint = DatagramSocket(sock, self.loop, self._on_datagrams)
+        if sys.platform == "linux" and self._place[0] in ("127.0.0.1", "::1"):
+            # So it hears that nobody listens. A server with several addresses may answer from another one, and other
+            # systems take no address with the datagrams of a connected socket.
+            sock.connect(self._place)
+        self._endpoint = DatagramSocket(sock, self.loop, self._on_datagrams, self._on_refused)
+
+    def _on_refused(self, error: ConnectionRefusedError) -> None:
+        """Nobody listens there. Of a connection that was made that says little: its server may come back."""
+        if not self._connected.done():
+            self._fail(ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}"))
 
     def rebind(self) -> None:
         """Goes on from another port, as after a change of networks; the server finds out by itself."""

@@ -37,14 +37,20 @@ Batch = list[tuple[bytes, int, Any]]
 
 class DatagramSocket:
     """A UDP socket and the loop that reads it. `handle` gets all that a turn brought: bytes, the size of each of the
-    datagrams in them (the last may be shorter), and whom they are from."""
+    datagrams in them (the last may be shorter), and whom they are from. `on_refused` is called when a connected
+    socket hears that nobody listens where its datagrams went."""
 
     def __init__(
-        self, sock: socket.socket, loop: asyncio.AbstractEventLoop, handle: Callable[[Batch], None]
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        handle: Callable[[Batch], None],
+        on_refused: Callable[[ConnectionRefusedError], None] | None = None,
     ) -> None:
         self.socket = sock
         self._loop = loop
         self._handle = handle
+        self._on_refused = on_refused
         self._number = sock.fileno()
         self._waiting: deque[tuple[bytes, int, Any]] = deque()
         self._paused = False
@@ -92,14 +98,20 @@ class DatagramSocket:
                 data, ancillary, _, address = receive(LARGEST, _CMSG_ROOM)
             except (BlockingIOError, InterruptedError):
                 break
+            except ConnectionRefusedError as error:
+                if self._on_refused is not None:
+                    self._on_refused(error)
+                    if self._number < 0:
+                        return
             except OSError:
-                continue  # news of an earlier datagram that did not get through
-            size = len(data)
-            for level, kind, value in ancillary:
-                if level == SOL_UDP and kind == UDP_GRO:
-                    size = struct.unpack_from("=i", value)[0]
-            if data:
-                batch.append((data, size, address))
+                pass  # news of an earlier datagram that did not get through
+            else:
+                size = len(data)
+                for level, kind, value in ancillary:
+                    if level == SOL_UDP and kind == UDP_GRO:
+                        size = struct.unpack_from("=i", value)[0]
+                if data:
+                    batch.append((data, size, address))
         if batch:
             self._handle(batch)
 
