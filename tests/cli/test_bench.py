@@ -21,6 +21,7 @@ from headrace.clients import load
 from headrace.clients.blipmq import NotAllowed
 from headrace.clients.errors import (
     KEY_HINT,
+    SERVE_HINT,
     ClientError,
     ConnectionFailed,
     ConnectionLost,
@@ -232,7 +233,10 @@ def test_a_server_that_is_not_there_is_said() -> None:
         run_loop("uvloop", Load(plan_for(port)).run)
     result = run("--target", f"blipmq://127.0.0.1:{port}")
     assert result.exit_code == 1
-    assert result.stderr == f"Error: cannot connect to 127.0.0.1:{port}: connection refused\n"
+    assert (
+        result.stderr
+        == f"Error: cannot connect to 127.0.0.1:{port}: connection refused\nHint: {SERVE_HINT}\n"
+    )
 
 
 def test_a_wrong_key_is_said(gateway: str) -> None:

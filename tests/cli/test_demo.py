@@ -282,3 +282,10 @@ def test_page_has_every_stream_and_who_reads_it() -> None:
 def test_page_has_every_option() -> None:
     for option in demo.command.params:
         assert f"`{option.opts[0]}" in PAGE.read_text()
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = invoke("--data", str(tmp_path / "file" / "below"), "--seconds", "1")
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {tmp_path / 'file' / 'below'}: Not a directory\n"

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from headrace.cli import main, pub
 from headrace.clients import protocols, shell
-from headrace.clients.errors import KEY_HINT
+from headrace.clients.errors import KEY_HINT, SERVE_HINT
 from headrace.clients.protocols import CLIENTS
 from headrace.log import LogReader
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
@@ -357,7 +357,7 @@ def test_a_gateway_that_is_not_there_is_said(topic: str) -> None:
     for name in ("pub", "sub"):
         code, out, errors = call(name, "-p", "blipmq", "--at", place, topic)
         assert (code, out) == (1, b"")
-        assert errors == f"Error: cannot connect to {place}: connection refused\n"
+        assert errors == f"Error: cannot connect to {place}: connection refused\nHint: {SERVE_HINT}\n"
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,8 @@ def test_both_talk_over_tls(tmp_path: Path, topic: str) -> None:
         assert "certificate is not trusted" in errors
         code, _, errors = call("pub", *to(gateway, topic, "secret", "--tls-ca", __file__))
         assert code == 1
-        assert errors.startswith("Error: cannot use the files for TLS: ")
+        wrong = "Error: cannot use the files for TLS: no certificate or crl found; they are to be PEM files\n"
+        assert errors == wrong
 
 
 def test_both_talk_over_a_unix_socket(tmp_path: Path, topic: str) -> None:

@@ -1,6 +1,7 @@
 """The `headrace` command: finds its subcommands by file name and imports only the one that was asked for.
 Each file of this package is one subcommand, and its click command or group is called `command`."""
 
+import errno
 import pkgutil
 from importlib import import_module
 from typing import Any
@@ -33,9 +34,20 @@ class Commands(click.Group):
             if error.hint:
                 click.echo(f"Hint: {error.hint}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            # A file that cannot be made, a disk that is full: the system's word for it says enough.
+            if error.errno == errno.EPIPE or error.strerror is None:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"Error: {where}{error.strerror}", err=True)
+            ctx.exit(1)
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="'headrace demo' shows all of it at work, 'headrace serve' runs a gateway.",
+)
 @click.version_option(__version__, prog_name="headrace", message="%(prog)s %(version)s")
 def main() -> None:
     """A message gateway: five wire protocols in, one bus, Parquet for Spark out."""

@@ -88,7 +88,7 @@ def command() -> None:
 # --- ls -----------------------------------------------------------------------------------------------------
 
 
-@command.command("ls")
+@command.command("ls", short_help="Show files, rows and bytes by the hour.")
 @drop_argument
 @click.option("--files", "each_file", is_flag=True, help="Each file, not each hour.")
 @click.option("--json", "as_json", is_flag=True, help="Lines of JSON instead of a table.")
@@ -173,7 +173,7 @@ def _in_order(drop: Place) -> Iterator[tuple[Entry, Footer | None, int]]:
 # --- verify -------------------------------------------------------------------------------------------------
 
 
-@command.command("verify")
+@command.command("verify", short_help="Prove that a drop is whole.")
 @drop_argument
 @click.option(
     "--compacted",
@@ -236,7 +236,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 # --- compact ------------------------------------------------------------------------------------------------
 
 
-@command.command("compact")
+@command.command("compact", short_help="Merge the files of past hours.")
 @drop_argument
 @click.option("--to", metavar="DIR", help="Where compacted files go.  [default: DROP-compacted]")
 @click.option(
@@ -291,7 +291,7 @@ def compact_command(
 # --- prune --------------------------------------------------------------------------------------------------
 
 
-@command.command("prune")
+@command.command("prune", short_help="Remove old files.")
 @drop_argument
 @click.option(
     "--older-than",

@@ -38,7 +38,7 @@ directory = click.argument(
 )
 
 
-@click.group(name="log")
+@click.group(name="log", short_help="Look into a log directory.")
 def command() -> None:
     """Look into a log directory (DATA/log), also while the gateway runs."""
 

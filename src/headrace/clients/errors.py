@@ -3,6 +3,7 @@ next to its client."""
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -65,6 +66,10 @@ class Limit:
             raise OperationTimeout(self._text if isinstance(self._text, str) else self._text()) from None
 
 
+PLACE_IN_OPENSSL: Final = re.compile(r"^\[.*?\] | \(_ssl\.c:\d+\)$")
+SERVE_HINT: Final = (
+    "'headrace serve' starts a gateway, and the line that it prints when it is ready says where it listens"
+)
 KEY_HINT: Final = "--key or HEADRACE_CLIENT_KEY says which key to use; the gateway's are its [[keys]]"
 
 
@@ -78,10 +83,20 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, ssl.SSLError):
+            return PLACE_IN_OPENSSL.sub("", error.strerror)
         # The loops put addresses into strerror; the number says it best, unless it is of a library.
-        library = isinstance(error, ssl.SSLError | socket.gaierror)
+        library = isinstance(error, socket.gaierror)
         return error.strerror if library or not error.errno else os.strerror(error.errno).lower()
     if isinstance(error, ConnectionResetError) and not error.args:
         # A loop's own word for the end of a connection in the middle of a TLS handshake.
         return "it hung up during the TLS handshake: does it speak TLS?"
     return str(error) or type(error).__name__
+
+
+def cannot_connect(where: object, error: OSError) -> ConnectionFailed:
+    """What to raise where the system could not make a connection."""
+    failed = ConnectionFailed(f"cannot connect to {where}: {reason_of(error)}")
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        failed.hint = SERVE_HINT
+    return failed

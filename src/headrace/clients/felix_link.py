@@ -14,7 +14,7 @@ from headrace.clients.errors import (
     ConnectionLost,
     OperationTimeout,
     ProtocolError,
-    reason_of,
+    cannot_connect,
 )
 from headrace.config.addresses import HostPort
 from headrace.quic.datagrams import Batch, DatagramSocket
@@ -216,7 +216,7 @@ class FelixLink:
                         self.address.host, self.address.port, type=socket.SOCK_DGRAM
                     )
                 except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
+                    raise cannot_connect(self.address, error) from error
                 family, kind, protocol, _, self._place = found[0]
                 self._open_socket(family, kind, protocol)
                 self._connection = self._engine.client(self._settings, self._trust)
@@ -249,7 +249,7 @@ class FelixLink:
     def _on_refused(self, error: ConnectionRefusedError) -> None:
         """Nobody listens there. Of a connection that was made that says little: its server may come back."""
         if not self._connected.done():
-            self._fail(ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}"))
+            self._fail(cannot_connect(self.address, error))
 
     def rebind(self) -> None:
         """Goes on from another port, as after a change of networks; the server finds out by itself."""

@@ -24,10 +24,10 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 from headrace.clients.blipmq_link import AuthenticationError, NotAllowed, nack_error
 from headrace.clients.errors import (
     ClientError,
-    ConnectionFailed,
     ConnectionLost,
     OperationTimeout,
     ProtocolError,
+    cannot_connect,
     reason_of,
 )
 from headrace.config.addresses import HostPort
@@ -593,7 +593,7 @@ class Load:
                 try:
                     await loop.create_connection(lambda: lane, place.host, place.port)
                 except OSError as error:
-                    raise ConnectionFailed(f"cannot connect to {place}: {reason_of(error)}") from None
+                    raise cannot_connect(place, error) from None
                 self._lanes.append(lane)
                 subscribe = b"" if topic is None else lane.speech.subscribe(topic)
                 lane.write(lane.speech.greet() + subscribe + lane.speech.fence)

@@ -12,12 +12,11 @@ from typing import Final, Generic, Self, TypeVar
 from headrace.clients.errors import (
     ClientClosed,
     ClientError,
-    ConnectionFailed,
     ConnectionLost,
     Limit,
     again,
+    cannot_connect,
     hung_up,
-    reason_of,
 )
 from headrace.clients.link import StreamLink
 from headrace.config.addresses import HostPort, InheritedSocket, UnixPath, parse_address
@@ -194,7 +193,7 @@ class ReconnectingClient(Generic[LinkT]):
             try:
                 await self._open_transport(link)
             except OSError as error:
-                raise ConnectionFailed(f"cannot connect to {self.address}: {reason_of(error)}") from error
+                raise cannot_connect(self.address, error) from error
             try:
                 await self._greet(link)
             except ConnectionLost as error:

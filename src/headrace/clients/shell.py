@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
+from headrace.clients.errors import reason_of
 from headrace.clients.face import Client, Server
 from headrace.clients.protocols import CLIENTS
 from headrace.config.addresses import parse_address
@@ -139,7 +140,9 @@ def tls_context(
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except OSError as error:
-        raise HeadraceError(f"cannot use the files for TLS: {error}; they are to be PEM files") from None
+        raise HeadraceError(
+            f"cannot use the files for TLS: {reason_of(error)}; they are to be PEM files"
+        ) from None
     return context
 
 
