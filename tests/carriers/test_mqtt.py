@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.bus import Bus
+from headrace.carriers import mqtt
 from headrace.carriers.carrier import BadMessage, Outgoing
 from headrace.carriers.mqtt import MqttCarrier, envelope, opened
 from headrace.clients.zeroctl import ZeroctlClient
@@ -19,7 +20,7 @@ from headrace.log import Log
 from tests.carriers.brokers import Mosquitto
 from tests.carriers.nodes import mqtt_node, received
 from tests.gateway.gateways import GatewayProcess
-from tests.streams import run
+from tests.streams import run, steady, until
 
 # What a node of the Go library sends.
 SAMPLE = (
@@ -267,3 +268,40 @@ def test_carrier_comes_back_after_the_broker_and_sends_what_waited(tmp_path: Pat
         run("asyncio", main)
     finally:
         broker.stop()
+
+
+@pytest.mark.needs("mosquitto")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_broker_is_read_no_further_ahead_than_it_should_and_nothing_is_lost(
+    broker: Mosquitto, bus: Bus, qos: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "READ_AHEAD_MESSAGES", 10)
+    may_go_on = asyncio.Event()
+    taken: list[str] = []
+    ahead: list[int] = []
+
+    class SlowCarrier(MqttCarrier):
+        async def take(self, key: str, fields: dict[str, Any], body: bytes, done: Any) -> None:
+            assert self._client is not None
+            await may_go_on.wait()
+            ahead.append(len(self._client.messages))
+            taken.append(key)
+            done()
+
+    async def main() -> None:
+        url = CarrierConfig(name=f"slow{qos}", url=broker.url, take=["slow.#"], reconnect_delay=0.05)
+        carrier = SlowCarrier(url, bus, "gw", "77ab2b23-4f1b-4247-be45-dcc2d93ffb94")
+        carrier.start()
+        await until(lambda: carrier.connected)
+        async with aiomqtt.Client("127.0.0.1", broker.port) as node:
+            for number in range(300):
+                await node.publish(f"slow/{number}", SAMPLE, qos=qos)
+        await until(lambda: carrier._client is not None and len(carrier._client.messages) >= 10)
+        await steady(lambda: 0 if carrier._client is None else len(carrier._client.messages))
+        may_go_on.set()
+        await until(lambda: len(taken) == 300)
+        await carrier.stop()
+
+    run("uvloop", main)
+    assert taken == [f"slow.{number}" for number in range(300)]
+    assert max(ahead) <= 30

@@ -1,11 +1,12 @@
 """zeroctl on MQTT 3.1.1: each message is one JSON object with headers and a body in base64, dots and stars of keys are
 slashes and pluses of topics, discovery is retained, and a last will says that the gateway is gone."""
 
+import asyncio
 import base64
 import binascii
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 import aiomqtt
@@ -25,6 +26,54 @@ PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 # The broker keeps a session, and what came meanwhile, under a name of at most so many characters; the standard asks
 # for 23, all brokers in use take more.
 IDENTIFIER_CHARS: Final = 64
+# Messages, and bytes of them, that are read ahead of the log.
+READ_AHEAD_MESSAGES: Final = 1024
+READ_AHEAD_BYTES: Final = 16 << 20
+
+
+class ReadAhead(asyncio.Queue[aiomqtt.Message]):
+    """What was read from the broker and not taken yet. While it is full the broker is not read, and the rest waits on
+    the way or there: aiomqtt's own bound would throw it away. A broker that has to wait for two keep-alive intervals is
+    connected to anew, and has kept what was not acknowledged."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__()
+        self.client: aiomqtt.Client
+        self._bytes = 0
+        self._resting: Any = None  # the socket that is not read
+        self._loop = asyncio.get_running_loop()
+
+    def _put(self, item: aiomqtt.Message) -> None:
+        super()._put(item)
+        self._bytes += size_of(item)
+        if self._resting is None and (self.qsize() >= READ_AHEAD_MESSAGES or self._bytes >= READ_AHEAD_BYTES):
+            self._resting = self.client._client.socket()
+            if self._resting is not None:
+                self._loop.remove_reader(self._resting.fileno())
+
+    def _get(self) -> aiomqtt.Message:
+        item: aiomqtt.Message = super()._get()
+        self._bytes -= size_of(item)
+        enough = 2 * self.qsize() > READ_AHEAD_MESSAGES or 2 * self._bytes > READ_AHEAD_BYTES
+        if self._resting is not None and not enough:
+            sock, self._resting = self._resting, None
+            descriptor = sock.fileno()
+            if descriptor >= 0:  # else it is closed
+                self._loop.add_reader(descriptor, self._read)
+                self._loop.call_soon(self._read)  # for what a TLS socket has deciphered already
+        return item
+
+    def _read(self) -> None:
+        """What aiomqtt does when there is something to read."""
+        try:
+            self.client._client.loop_read()
+        except Exception as error:  # whatever paho raises: the connection is broken
+            if not self.client._disconnected.done():
+                self.client._disconnected.set_exception(error)
+
+
+def size_of(message: aiomqtt.Message) -> int:
+    return len(message.payload) if isinstance(message.payload, bytes) else 0
 
 
 class MqttCarrier(Carrier):
@@ -87,7 +136,9 @@ class MqttCarrier(Carrier):
             will=aiomqtt.Will(str(self._will_topic), b"", qos=1, retain=True),
             tls_params=aiomqtt.TLSParameters() if place.scheme == "mqtts" else None,
             timeout=CONFIRM_SECONDS,
+            queue_type=ReadAhead,
         )
+        cast(ReadAhead, client._queue).client = client
         # What nodes send with QoS 1 is acknowledged when it is safe here, which aiomqtt has no word for.
         paho = client._client
         paho.manual_ack_set(True)
