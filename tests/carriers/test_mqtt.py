@@ -293,7 +293,7 @@ def test_a_broker_is_read_no_further_ahead_than_it_should_and_nothing_is_lost(
         carrier = SlowCarrier(url, bus, "gw", "77ab2b23-4f1b-4247-be45-dcc2d93ffb94")
         carrier.start()
         await until(lambda: carrier.connected)
-        async with aiomqtt.Client("127.0.0.1", broker.port) as node:
+        async with mqtt_node(broker) as node:
             for number in range(300):
                 await node.publish(f"slow/{number}", SAMPLE, qos=qos)
         await until(lambda: carrier._client is not None and len(carrier._client.messages) >= 10)
