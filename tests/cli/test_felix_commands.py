@@ -48,7 +48,6 @@ def test_what_pub_sends_sub_prints(at: str, qos: str) -> None:
         "tenant": "t1",
         "namespace": "default",
         "stream": f"demo-{qos}",
-        "topic": f"t1.default.demo-{qos}",
         "payload": "",
     }
 

@@ -77,7 +77,6 @@ async def felix_subscriber(server: Server, wish: Wish) -> AsyncIterator[Subscrib
                 "tenant": tenant,
                 "namespace": namespace,
                 "stream": stream,
-                "topic": felix.topic_of(tenant, namespace, stream),
             }
             yield Received(payload, about)
 
