@@ -12,7 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -290,9 +289,7 @@ def main(only: tuple[str, ...], seconds: float, messages: int, rounds: int, work
     for part in only or PARTS:
         results[part] = doing[part]()
         click.echo(f"{part}: {json.dumps(results[part])}")
-    path = work / f"drop-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps({"machine": facts, "results": results}, indent=2) + "\n")
-    click.echo(f"Written: {path}")
+    click.echo(f"Written: {machine.keep(work, 'drop', facts, results)}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from statistics import median
 
 from bench.peers.failures import RunFailed, Unavailable
 from bench.peers.load import COMPILER_OPTIONS, compiler
-from bench.peers.machine import describe, line
+from bench.peers.machine import describe, keep, line
 from bench.peers.plan import Contender
 from bench.peers.servers import (
     LOOPBACK,
@@ -109,7 +109,9 @@ def main() -> int:
     if chosen.quick:
         chosen.rounds, chosen.jobs = 1, min(chosen.jobs, 20_000)
     chosen.work.mkdir(parents=True, exist_ok=True)
-    print(line(describe(chosen.work, frozenset({Contender.HEADRACE, Contender.REDIS}), gateway_program())))
+    facts = describe(chosen.work, frozenset({Contender.HEADRACE, Contender.REDIS}), gateway_program())
+    print(line(facts))
+    results: list[dict[str, object]] = []
     failed = False
     for safety in chosen.safety or SAFETY:
         for connections in chosen.connections or (1, 16):
@@ -131,6 +133,10 @@ def main() -> int:
                 f" {median(busy['redis']):.0%})",
                 flush=True,
             )
+            results.append(
+                {"sync": safety, "connections": connections, "jobs_per_second": rates, "sender_busy": busy}
+            )
+    print(f"Written: {keep(chosen.work, 'jobs', facts, results)}")
     return int(failed)
 
 

@@ -1,5 +1,6 @@
 """What the figures were measured on: processor, kernel, filesystem, versions, date. Measures nothing."""
 
+import json
 import os
 import platform
 import re
@@ -35,6 +36,14 @@ def describe(work: Path, contenders: frozenset[Contender], gateway: Path) -> dic
 def line(facts: dict[str, str]) -> str:
     """All of them in one line."""
     return "; ".join(f"{name} {text}" for name, text in facts.items())
+
+
+def keep(directory: Path, name: str, facts: dict[str, str], results: object) -> Path:
+    """Writes results with what they were measured on to a file of their own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.write_text(json.dumps({"machine": facts, "results": results}, indent=2) + "\n")
+    return path
 
 
 def _cpu_model() -> str:

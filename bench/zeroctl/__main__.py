@@ -1,5 +1,6 @@
 """`python -m bench.zeroctl`: publish → deliver over TCP with confirmations, headers of 200 and bodies of 1,024 bytes,
-sha256 on, through this gateway and through RabbitMQ's topic exchange, in turns in one run. Prints rates and ratios.
+sha256 on, through this gateway and through RabbitMQ's topic exchange, in turns in one run. Prints rates and ratios,
+and writes them to bench/results.
 
 Both get the same keys, headers and bodies over loopback sockets from one publisher and to one subscriber, with the
 same window of unconfirmed messages. Frames are made before the clock starts, and counted by their size, so that the
@@ -23,10 +24,13 @@ import click
 from pamqp import commands, frame, header
 from pamqp.base import Frame
 
+from bench.peers import machine, servers
+from bench.peers.plan import Contender
 from headrace.wire import zeroctl
 from tests.carriers.brokers import Rabbit
 from tests.gateway.gateways import GatewayProcess
 
+RESULTS = Path(__file__).parents[1] / "results"
 BODY = bytes(range(256)) * 4
 NODE = "web1.example.com-parser"
 UUID = "fdcab500-b417-5e99-aa62-9d2db81df9e0"
@@ -167,7 +171,7 @@ class AmqpPeer:
         self.socket = connected(port)
         self._data = b""
         self.socket.sendall(b"AMQP\x00\x00\x09\x01")
-        self.receive()
+        self.version = str(self.receive().server_properties.get("version", "?"))
         self.send(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
         tune = self.receive()
         self.send(commands.Connection.TuneOk(tune.channel_max, tune.frame_max, 0), 0)
@@ -259,9 +263,13 @@ def through_rabbit(port: int, keys: list[str], filters: list[str]) -> float:
     "--filters", default=0, show_default=True, help="Also measure so many filters with ten keys each."
 )
 @click.option("--sync", default="always", show_default=True, help="The gateway's log.sync.")
-def main(messages: int, rounds: int, filters: int, sync: str) -> None:
+@click.option("--work", type=click.Path(path_type=Path), default=RESULTS, show_default="bench/results")
+def main(messages: int, rounds: int, filters: int, sync: str, work: Path) -> None:
     """Measure the gateway's zeroctl beside RabbitMQ's topic exchange."""
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parents[1]) as home:
+    work.mkdir(parents=True, exist_ok=True)
+    facts = machine.describe(work, frozenset({Contender.HEADRACE}), servers.gateway_program())
+    results: dict[str, Any] = {"log.sync": sync}
+    with tempfile.TemporaryDirectory(dir=work) as home:
         sets = (
             "listen.zeroctl.bind=127.0.0.1:0",
             "log.segment_bytes=64MiB",
@@ -271,14 +279,24 @@ def main(messages: int, rounds: int, filters: int, sync: str) -> None:
         )
         with Rabbit(Path(home, "rabbit")) as rabbit, GatewayProcess(Path(home, "data"), *sets) as gateway:
             ports = {"headrace": gateway.port("zeroctl"), "rabbitmq": rabbit.port}
-            compare("one key, one filter", ports, ["event.parser.web1"] * messages, ["event.#"], rounds)
+            peer = AmqpPeer(rabbit.port)
+            facts["rabbitmq"] = peer.version
+            peer.socket.close()
+            click.echo(machine.line(facts))
+            title = "one key, one filter"
+            results[title] = compare(title, ports, ["event.parser.web1"] * messages, ["event.#"], rounds)
             if filters:
                 keys = [f"event.{i % filters}.{i // filters}" for i in range(10 * filters)]
                 many = [f"event.{i}.#" for i in range(filters)]
-                compare(f"{filters} filters, {len(keys)} keys", ports, keys, many, 1)
+                title = f"{filters} filters, {len(keys)} keys"
+                results[title] = compare(title, ports, keys, many, 1)
+    click.echo(f"Written: {machine.keep(work, 'zeroctl', facts, results)}")
 
 
-def compare(title: str, ports: dict[str, int], keys: list[str], filters: list[str], rounds: int) -> None:
+def compare(
+    title: str, ports: dict[str, int], keys: list[str], filters: list[str], rounds: int
+) -> dict[str, Any]:
+    """Messages a second of each, in turns."""
     rates: dict[str, list[float]] = {name: [] for name in ports}
     for _ in range(rounds):
         for name, run in (("headrace", through_gateway), ("rabbitmq", through_rabbit)):
@@ -287,6 +305,7 @@ def compare(title: str, ports: dict[str, int], keys: list[str], filters: list[st
     for name, found in rates.items():
         click.echo(f"{title}: {name} {', '.join(f'{rate:,.0f}' for rate in found)} messages/s")
     click.echo(f"{title}: {ours / theirs:.1f} ×")
+    return {"messages": len(keys), "messages_per_second": rates, "ratio_of_medians": ours / theirs}
 
 
 if __name__ == "__main__":
