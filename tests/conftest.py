@@ -18,6 +18,9 @@ from tests.suites import REQUIREMENTS
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests end before the JVM's second compiler has paid for itself; this is for every JVM that they or Spark start.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 SOAK = int(os.environ.get("HEADRACE_SOAK") or 1)
 
 # Tests never judge by the clock, so neither may Hypothesis.

@@ -34,6 +34,8 @@ OTHERS = {
     "zeroctl": ("event.plant.temperature", "event.plant.temperature"),
 }
 ANSWER_SECONDS = 5.0  # then a gateway is taken for gone
+# Between two messages, and between a few of the others: what is published meanwhile shall leave Spark a processor.
+PAUSE, OTHERS_PAUSE = 0.002, 0.1
 
 
 class Publisher:
@@ -74,6 +76,7 @@ class Publisher:
                     self.uncertain.append(message)
                     peer.publish(*message)
                     self.acknowledged.append(self.uncertain.pop())
+                    time.sleep(PAUSE)
             except (OSError, AssertionError):
                 time.sleep(0.05)
             finally:
@@ -127,6 +130,7 @@ class OtherPublishers:
             else:
                 self.acknowledged += messages
                 self.said[protocol] += len(messages)
+                time.sleep(OTHERS_PAUSE)
 
     async def _publish(self, protocol: str, at: str, address: str, payloads: list[bytes]) -> None:
         server = Server(at, "dev-key", None, ANSWER_SECONDS)

@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.config import PROTOCOLS
 from headrace.wire import blipmq
+from tests.gateway import zygote
 
 MAIN = "from headrace.cli import main; main()"
 PATIENCE = 30.0  # seconds until a test gives up; nothing is judged by it
@@ -46,22 +47,26 @@ class GatewayProcess:
         pass_fds: Sequence[int] = (),
         launcher: Sequence[str] = (),
     ) -> None:
-        command = [*launcher, sys.executable, "-c", main, "serve", "--data", str(data)]
+        arguments = ["serve", "--data", str(data)]
         if config is not None:
-            command += ["--config", str(config)]
+            arguments += ["--config", str(config)]
         for one in (*SMALL, *sets):
-            command += ["--set", one]
+            arguments += ["--set", one]
         env = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         env.update(environ or {})
-        self.child = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            pass_fds=pass_fds,
-        )
+        self.child: subprocess.Popen[str] | zygote.Forked
+        if environ or pass_fds or launcher or sys.platform != "linux":
+            self.child = subprocess.Popen(
+                [*launcher, sys.executable, "-c", main, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+                pass_fds=pass_fds,
+            )
+        else:
+            self.child = zygote.run(main, arguments, env)
         self._sockets: list[socket.socket] = []
         self.out: list[str] = []
         self.errors: list[str] = []

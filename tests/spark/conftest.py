@@ -11,9 +11,6 @@ from pyspark.sql import SparkSession
 from headrace.spark import local_session
 from tests.suites import find_java
 
-# Tests end before the JVM's second compiler has paid for itself.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -25,7 +22,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "tests",
         master="local[2]",
         config={
-            "spark.driver.extraJavaOptions": QUICK_JVM,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             "spark.sql.streaming.stopTimeout": "60s",

@@ -59,16 +59,12 @@ def stream(spark: SparkSession, drop: str, work: str) -> dict[str, Any]:
 
 
 def main(what: str, master: str, drop: str, work: str) -> None:
-    # It ends before the JVM's second compiler has paid for itself.
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     spark = local_session(
         "cluster",
         master=master,
         config={
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": quick,
-            "spark.executor.extraJavaOptions": quick,
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
             # No task is given out before both executors are there: what to wait for is a part of cores.max.

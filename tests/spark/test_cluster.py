@@ -32,7 +32,6 @@ def environment(home: Path = SPARK) -> dict[str, str]:
         "JAVA_HOME": str(java.resolve().parents[1]),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
