@@ -111,6 +111,7 @@ cdef struct Flight:         # delivered at least once, not yet acknowledged
     bint ready              # its time has come: it waits for a taker
     bint done               # and only keeps its place
     void* member            # the Member who has it, borrowed from Subscription.members; NULL: nobody
+    uint64_t last           # number of the Member who had it last; 0: nobody since the start
 
 cdef struct Entry:
     int64_t key
@@ -208,6 +209,7 @@ cdef class Subscription:
     cdef uint32_t flights_room          # a power of two
     cdef uint32_t open_flights          # not done
     cdef readonly uint32_t held         # of these, those that a member has
+    cdef uint32_t ready_flights         # of these, those whose time has come
     cdef Heap later                     # by when they are due
     cdef Heap ready                     # by offset: those whose time has come
     cdef public uint32_t max_inflight
@@ -219,7 +221,7 @@ cdef class Subscription:
     cdef public int64_t deadline_us     # how long a member may have one; 0: until its redelivery is due
     cdef public uint32_t keep_finished  # of so many that were finished it is remembered how
     cdef bint paused_                   # nothing is handed out
-    cdef public object on_finished      # None, or called with a message's protocol, headers, and whether it was completed,
+    cdef public object on_finished      # None, or called with a message's protocol, flags, headers, and whether it was completed,
                                         # when one that a member was given is completed or given up
     # what was finished, a ring of the newest
     cdef Finished* finished
@@ -231,7 +233,9 @@ cdef class Subscription:
     # what is ahead of the cursor, as far as it was counted; filters only
     cdef uint64_t counted               # the lsn up to which; 0: not counted
     cdef uint64_t ahead
-    cdef uint64_t ahead_timed           # of these, those with a timing of their own
+    cdef Heap delayed                   # of these, those whose time had not come at delayed_at, by that time
+    cdef int64_t delayed_at
+    cdef uint32_t delayed_passed        # of these, those that the cursor has passed
     # from before a restart
     cdef uint64_t restored_below        # offsets from before the last one that it came through
     cdef set acked                      # offsets at or above the cursor that are acknowledged
@@ -247,6 +251,7 @@ cdef class Subscription:
     cdef bint waits_safe                # on the bus's list of those that met the safe end
     cdef bint wake_due                  # on the list of a dispatch
     cdef list members
+    cdef uint64_t joined                # members that it ever had
     cdef Py_ssize_t turn                # round robin
     cdef int64_t alone_since            # no member since; 0: it has one
     cdef readonly uint64_t delivered
@@ -259,6 +264,7 @@ cdef class Subscription:
     cpdef Member join(self, Waker waker, int64_t credits, int64_t now)
     cdef int take(self, Member member, int64_t now, Delivery* out) except -1
     cdef bint ack_offset(self, uint64_t offset) except -1
+    cdef bint may_settle(self, Member member, uint64_t offset) noexcept     # a delivery is that member's to acknowledge or reject
     cdef int bury_tag(self, uint64_t tag, int64_t now, str reason) except -1
     # Gives a delivery back unfinished. Answers 1: it is made again after `delay_us` (below 0: as the message or the
     # back-off says), 2: it was the last one, 0: there is none.
@@ -299,8 +305,9 @@ cdef class Subscription:
     cdef int64_t patience(self, uint32_t deliveries) noexcept nogil
     cdef int flight_status(self, const Flight* flight, int64_t now) noexcept nogil
     cdef int status_ahead(self, const RecordHeader* record, uint64_t lsn, int64_t now) except -1
-    cdef int count_ahead(self) noexcept
-    cdef int walk_ahead(self, int64_t now, uint64_t* counts, int status, uint64_t skip, uint64_t most, list found) except -1
+    cdef int count_ahead(self, int64_t now) except -1
+    cdef int64_t not_before(self, const RecordHeader* record) noexcept nogil
+    cdef int walk_ahead(self, int64_t now, int status, uint64_t skip, uint64_t most, uint64_t looks, list found) except -1
     cdef int put_finished(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1
     cdef Finished* find_finished(self, uint64_t offset) noexcept nogil
     cdef void drop_finished(self, Finished* one) noexcept nogil
@@ -330,6 +337,7 @@ cdef class Member:
     cdef public int64_t credits         # how many more it takes; -1: no limit
     cdef readonly uint32_t inflight
     cdef readonly bint gone
+    cdef uint64_t number                # which of its subscription's members it is, counted from 1
 
 
 @cython.final
@@ -357,6 +365,7 @@ cdef class Bus(Keeper):
     cdef list safe_waiters              # subscriptions to wake when the safe end moved
     cdef list stateless                 # durable subscriptions that the log knows nothing of any more
     cdef dict kept_notes                # key -> Note
+    cdef dict note_places               # what keys have up to a slash -> {key of a note: False, the same up to the next slash: True}
     cdef list unwritten_notes           # keys whose note or end the log had no room for
     cdef list leaving                   # ids of those that were dropped, which the log does not know
     cdef uint64_t next_id
@@ -387,6 +396,9 @@ cdef class Bus(Keeper):
     cdef uint32_t make_topic(self, const char* text, Py_ssize_t n) except 0
     cdef int grow_topics(self, uint32_t id) except -1
     cdef int know_topic(self, uint32_t id) except -1
+    cdef int place_note(self, bytes key) except -1
+    cdef int displace_note(self, bytes key) except -1
+    cdef int find_notes(self, bytes place, bytes prefix, dict found) except -1
     cdef int write_note(self, bytes key, Note note, int64_t now) except -100
     cdef Segment* segment_at(self, uint64_t number) noexcept nogil
     cdef uint64_t walk_from(self, Segment* segment, uint64_t offset) noexcept nogil

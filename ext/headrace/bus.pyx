@@ -23,7 +23,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 from posix.mman cimport munmap
 
 from headrace.log cimport (
-    APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, FLAG_TIMED,
+    APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_ANSWERS, FLAG_CONFIRMED, FLAG_CONTROL, FLAG_PARTS, FLAG_TIMED,
     RECORD_HEADER, SEGMENT_HEADER, Keeper, Log, Message, Origin, RecordHeader, Segment, View, padded, view_record,
 )
 from headrace.trie cimport TOPIC_BYTES, TopicTree, Trie
@@ -55,6 +55,8 @@ cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that
 STATUS_NAMES = ("", "new", "waiting", "delayed", "active", "completed", "failed")
 
 PROTOCOL_NAMES = ("", "blipmq", "overhop", "relink", "zeroctl", "felix")
+
+ANSWERS = FLAG_ANSWERS
 
 Received = namedtuple("Received", "offset time topic payload headers parts protocol kind flags correlation tag deliveries confirm")
 Received.__doc__ = "One delivery as Python sees it. `confirm`: acknowledge it with `tag`."
@@ -410,6 +412,7 @@ cdef class Subscription:
         free(self.flights)
         free(self.later.items)
         free(self.ready.items)
+        free(self.delayed.items)
         free(self.unwritten)
         free(self.finished)
 
@@ -569,8 +572,8 @@ cdef class Subscription:
             self.position = position + padded(record.length)
             if ((segment.number << 40) | position) < self.counted:
                 self.ahead -= 1
-                if record.flags & FLAG_TIMED:
-                    self.ahead_timed -= 1
+                if self.not_before(record) > self.delayed_at:
+                    self.delayed_passed += 1
         self.next_offset = record.offset + 1
 
     cdef bint waits_in(self, Segment* segment) except -1:
@@ -724,6 +727,8 @@ cdef class Subscription:
         member.subscription = self
         member.waker = waker
         member.credits = credits
+        self.joined += 1
+        member.number = self.joined
         self.members.append(member)
         self.alone_since = 0
         return member
@@ -822,6 +827,7 @@ cdef class Subscription:
                 flight.position = position
                 flight.deliveries = 1
                 flight.member = <void*>member
+                flight.last = member.number
                 member.inflight += 1
                 self.held += 1
                 self.schedule(flight, now + self.patience(1))
@@ -849,6 +855,7 @@ cdef class Subscription:
         view_record(self.record_of(flight), &out.view)
         flight.deliveries += 1
         flight.member = <void*>member
+        flight.last = member.number
         member.inflight += 1
         self.held += 1
         if member.credits > 0:
@@ -866,6 +873,14 @@ cdef class Subscription:
             self.redelivered += 1
             bus.redelivered += 1
         return 1
+
+    cdef bint may_settle(self, Member member, uint64_t offset) noexcept:
+        """Whether a delivery is this member's to acknowledge or give back: it has it, or had it last. One from before a
+        restart may be anybody's."""
+        cdef Flight* flight = self.flight(offset)
+        if flight == NULL or not self.queue:
+            return True
+        return flight.last == member.number or (flight.last == 0 and flight.deliveries > 0)
 
     cdef bint ack_offset(self, uint64_t offset) except -1:
         """Whether this was a delivery that waited for an acknowledgement; it does no more."""
@@ -941,13 +956,11 @@ cdef class Subscription:
 
     cdef int status_ahead(self, const RecordHeader* record, uint64_t lsn, int64_t now) except -1:
         """Of a message that the cursor has not come to."""
-        cdef Timing timing
         if self.spared(record):
             return UNKNOWN
         if lsn >= self.bus.log.safe_lsn():
             return NEW
-        read_timing(record, &timing)
-        return DELAYED if timing.not_before > now else WAITING
+        return DELAYED if self.not_before(record) > now else WAITING
 
     cdef int status_of(self, uint64_t offset, int64_t now, uint32_t* deliveries) except -1:
         """What became of a message, and how often it was delivered; UNKNOWN where it was never for this subscription, or was
@@ -982,42 +995,63 @@ cdef class Subscription:
         view_record(record, out)
         return True
 
-    cdef int count_ahead(self) noexcept:
-        """Counts what came since it was last counted: each message once, however often it is asked."""
+    cdef int64_t not_before(self, const RecordHeader* record) noexcept nogil:
+        """The time before which a message is not delivered; 0: none."""
+        cdef Timing timing
+        if not record.flags & FLAG_TIMED:
+            return 0
+        read_timing(record, &timing)
+        return timing.not_before
+
+    cdef int count_ahead(self, int64_t now) except -1:
+        """Counts what came since it was last counted: each message once, however often it is asked. What was delayed then
+        and is not any more is no longer among the delayed ones."""
         cdef uint64_t segment = self.segment, position = self.position, waiting_from = self.waiting_from
         cdef Segment* found
         cdef uint64_t where = 0
         cdef RecordHeader* record
+        cdef int64_t due
         if self.counted <= ((segment << 40) | position):
-            self.ahead = self.ahead_timed = 0
+            self.ahead = 0
+            self.delayed.count = self.delayed_passed = 0
+            self.delayed_at = now
         else:
             self.segment = self.counted >> 40
             self.position = self.counted & POSITION
+        while self.delayed.count and self.delayed.items[0].key <= now:
+            if self.delayed.items[0].offset < self.next_offset:
+                self.delayed_passed -= 1
+            heap_pop(&self.delayed)
+        self.delayed_at = max(self.delayed_at, now)
         while self.next_record(self.bus.log.published_, &found, &where):
             record = <RecordHeader*>(found.base + where)
+            due = self.not_before(record)
+            if due > self.delayed_at and heap_push(&self.delayed, due, record.offset) != 0:
+                self.counted = 0
+                self.move_back(segment, position, waiting_from)
+                raise MemoryError
             self.ahead += 1
-            if record.flags & FLAG_TIMED:
-                self.ahead_timed += 1
             self.position = where + padded(record.length)
         self.counted = (self.segment << 40) | self.position
         self.move_back(segment, position, waiting_from)
         return 0
 
-    cdef int walk_ahead(self, int64_t now, uint64_t* counts, int status, uint64_t skip, uint64_t most, list found) except -1:
-        """Looks at what is ahead of the cursor one by one. With `counts` all of it is counted by its status; else the
-        offsets of those with this status are found, after `skip`, up to `most` in the list."""
+    cdef int walk_ahead(self, int64_t now, int status, uint64_t skip, uint64_t most, uint64_t looks, list found) except -1:
+        """Looks at what is ahead of the cursor one by one, at `looks` messages at most, and puts the offsets of those with
+        this status into the list, after `skip`, until it has `most`."""
         cdef uint64_t segment_number = self.segment, position = self.position, waiting_from = self.waiting_from
+        cdef uint64_t safe = self.bus.log.safe_lsn()
         cdef Segment* segment
         cdef uint64_t where = 0
         cdef RecordHeader* record
-        cdef int one
-        while self.next_record(self.bus.log.published_, &segment, &where):
+        if status == NEW and safe > ((self.segment << 40) | self.position):
+            self.segment = safe >> 40
+            self.position = safe & POSITION
+        while looks and self.next_record(self.bus.log.published_, &segment, &where):
+            looks -= 1
             record = <RecordHeader*>(segment.base + where)
             self.position = where + padded(record.length)
-            one = self.status_ahead(record, (segment.number << 40) | where, now)
-            if counts != NULL:
-                counts[one] += 1
-            elif one == status:
+            if self.status_ahead(record, (segment.number << 40) | where, now) == status:
                 if skip:
                     skip -= 1
                 else:
@@ -1028,33 +1062,45 @@ cdef class Subscription:
         return 0
 
     cdef int count_statuses(self, int64_t now, uint64_t* counts) except -1:
-        """How many messages are in each Status. Filters only."""
-        cdef uint32_t i
-        cdef Flight* flight
-        cdef uint64_t segment = self.segment, position = self.position, safe = self.bus.log.safe_lsn()
-        cdef uint64_t waiting_from = self.waiting_from
-        cdef Segment* found
-        cdef uint64_t where = 0
+        """How many messages are in each Status. Filters only. What it costs is what has come since it was last asked."""
+        cdef uint64_t segment, position, waiting_from, safe = self.bus.log.safe_lsn()
+        cdef Segment* found = NULL
+        cdef RecordHeader* record
+        cdef uint64_t where = 0, delayed
+        cdef int one
+        self.check_due(now)
+        self.count_ahead(now)
+        delayed = self.delayed.count - self.delayed_passed
         memset(counts, 0, STATUSES * sizeof(uint64_t))
-        for i in range(self.flights_count):
-            flight = self.flight_at(i)
-            if not flight.done:
-                counts[self.flight_status(flight, now)] += 1
+        counts[ACTIVE] = self.held
         counts[COMPLETED] = self.completed_kept
         counts[FAILED] = self.failed_kept
-        self.count_ahead()
-        if self.ahead_timed or self.removed is not None or self.acked:
-            self.walk_ahead(now, counts, 0, 0, 0, None)
-            counts[UNKNOWN] = 0
-            return 0
+        counts[DELAYED] = self.open_flights - self.held - self.ready_flights + delayed
+        counts[WAITING] = self.ready_flights + self.ahead - delayed
+        segment = self.segment
+        position = self.position
+        waiting_from = self.waiting_from
         if safe > ((segment << 40) | position):
             self.segment = safe >> 40
             self.position = safe & POSITION
         while self.next_record(self.bus.log.published_, &found, &where):
+            record = <RecordHeader*>(found.base + where)
+            counts[DELAYED if self.not_before(record) > self.delayed_at else WAITING] -= 1
             counts[NEW] += 1
-            self.position = where + padded((<RecordHeader*>(found.base + where)).length)
+            self.position = where + padded(record.length)
         self.move_back(segment, position, waiting_from)
-        counts[WAITING] += self.ahead - counts[NEW]
+        for offset in self.acked if self.removed is None else self.acked | self.removed:
+            if offset < self.next_offset:
+                continue
+            record = self.bus.record_at(offset, &found)
+            if record == NULL or not self.interested(record.topic) or not self.spared(record):
+                continue
+            one = WAITING
+            if ((found.number << 40) | <uint64_t>(<const uint8_t*>record - found.base)) >= safe:
+                one = NEW
+            elif self.not_before(record) > self.delayed_at:
+                one = DELAYED
+            counts[one] -= 1
         return 0
 
     cdef int remove_offset(self, uint64_t offset, int64_t now) except -1:
@@ -1209,6 +1255,7 @@ cdef class Subscription:
     cdef int schedule(self, Flight* flight, int64_t due) except -1:
         """Has a flight looked at again when it is due."""
         cdef uint32_t i
+        self.ready_flights -= flight.ready
         flight.due = due
         flight.ready = False
         if self.later.count > 2 * self.open_flights + SPARE_FLIGHTS:
@@ -1224,6 +1271,7 @@ cdef class Subscription:
 
     cdef int make_ready(self, Flight* flight) except -1:
         cdef uint32_t i
+        self.ready_flights += not flight.ready
         flight.ready = True
         if self.ready.count > 2 * self.open_flights + SPARE_FLIGHTS:
             self.ready.count = 0
@@ -1288,10 +1336,12 @@ cdef class Subscription:
         self.give_back(flight)
         flight.done = True
         self.open_flights -= 1
+        self.ready_flights -= flight.ready
         self.remember(flight.offset, flight.deliveries, outcome)
         if self.on_finished is not None and (outcome == OUT_COMPLETED or outcome == OUT_FAILED):
             view_record(self.record_of(flight), &view)
-            self.on_finished(view.record.protocol, view.headers[:view.headers_len], outcome == OUT_COMPLETED)
+            self.on_finished(
+                view.record.protocol, view.record.flags, view.headers[:view.headers_len], outcome == OUT_COMPLETED)
         return 0
 
     cdef int remember(self, uint64_t offset, uint32_t deliveries, uint8_t outcome) except -1:
@@ -1417,7 +1467,7 @@ cdef class Subscription:
         cdef Member member
         self.closed = True
         self.flights_count = self.open_flights = self.later.count = self.ready.count = self.unwritten_count = 0
-        self.held = 0
+        self.held = self.ready_flights = 0
         for member in self.members:
             member.gone = True
             member.inflight = 0
@@ -1618,8 +1668,9 @@ cdef class Subscription:
         self.count_statuses(hr_now_us() if now is None else now, counts)
         return {STATUS_NAMES[i]: counts[i] for i in range(1, STATUSES)}
 
-    def offsets(self, str status not None, uint64_t skip=0, uint64_t most=1000, now=None):
-        """Offsets of messages in a state, oldest first: up to `most`, after `skip`. For filters."""
+    def offsets(self, str status not None, uint64_t skip=0, uint64_t most=1000, uint64_t looks=UINT64_MAX, now=None):
+        """Offsets of messages in a state, oldest first: up to `most`, after `skip`, among the first `looks` of those that
+        nobody was given yet. For filters."""
         cdef int64_t at = hr_now_us() if now is None else now
         cdef int wanted = STATUS_NAMES.index(status, 1)
         cdef uint64_t passed = 0
@@ -1649,7 +1700,7 @@ cdef class Subscription:
                         return found
                 passed += 1
         if wanted != ACTIVE:
-            self.walk_ahead(at, NULL, wanted, skip - passed if skip > passed else 0, most, found)
+            self.walk_ahead(at, wanted, skip - passed if skip > passed else 0, most, looks, found)
         return found
 
     def remove(self, uint64_t offset, now=None):
@@ -1711,6 +1762,7 @@ cdef class Bus(Keeper):
         self.stateless = []
         self.leaving = []
         self.kept_notes = {}
+        self.note_places = {}
         self.unwritten_notes = []
         self.next_id = 1
         self.max_topics = max_topics
@@ -2084,6 +2136,8 @@ cdef class Bus(Keeper):
         rc = self.write_note(key, note, now)
         if rc != APPEND_OK:
             self.log._raise(rc, RECORD_HEADER + len(key) + len(value))
+        if key not in self.kept_notes:
+            self.place_note(key)
         self.kept_notes[key] = note
         return self.log.lsn()
 
@@ -2092,6 +2146,7 @@ cdef class Bus(Keeper):
         self._check_open()
         if self.kept_notes.pop(key, None) is None:
             return 0
+        self.displace_note(key)
         if self.write_note(key, None, now) == APPEND_FULL:
             self.unwritten_notes.append(key)
         return self.log.lsn()
@@ -2111,9 +2166,42 @@ cdef class Bus(Keeper):
         return None if note is None else note.value
 
     def notes(self, bytes prefix=b""):
-        """Every key that begins so, with its value."""
-        cdef Note note
-        return {key: note.value for key, note in self.kept_notes.items() if (<bytes>key).startswith(prefix)}
+        """Every key that begins so, with its value. Slashes in keys are like those of paths: what is in no place that the
+        prefix names is not looked at."""
+        cdef dict found = {}
+        self.find_notes(prefix[:prefix.rfind(b"/") + 1], prefix, found)
+        return found
+
+    cdef int find_notes(self, bytes place, bytes prefix, dict found) except -1:
+        cdef bytes name
+        for name, more in self.note_places.get(place, {}).items():
+            if name.startswith(prefix):
+                if more:
+                    self.find_notes(name, prefix, found)
+                else:
+                    found[name] = (<Note>self.kept_notes[name]).value
+        return 0
+
+    cdef int place_note(self, bytes key) except -1:
+        """A note is there: it is in the place that its key names, and that in those above it."""
+        cdef bytes name = key, place = key[:key.rfind(b"/") + 1]
+        cdef bint more = False, known
+        while True:
+            known = place in self.note_places
+            self.note_places.setdefault(place, {})[name] = more
+            if known or not place:
+                return 0
+            name, place, more = place, place[:place.rfind(b"/", 0, len(place) - 1) + 1], True
+
+    cdef int displace_note(self, bytes key) except -1:
+        """It is no more, nor are places that nothing else is in."""
+        cdef bytes name = key, place = key[:key.rfind(b"/") + 1]
+        while True:
+            del self.note_places[place][name]
+            if self.note_places[place] or not place:
+                return 0
+            del self.note_places[place]
+            name, place = place, place[:place.rfind(b"/", 0, len(place) - 1) + 1]
 
     def dispatch(self):
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""
@@ -2173,9 +2261,10 @@ cdef class Bus(Keeper):
         self.log._check_open()
 
     def publish(self, topic, payload, *, headers=b"", parts=(), uint8_t protocol=0, uint8_t kind=0, bint confirmed=False,
-                uint64_t correlation=0, not_before=None, attempts=None, retry=None, now=None):
+                bint answers=False, uint64_t correlation=0, not_before=None, attempts=None, retry=None, now=None):
         """Publishes one message; its offset. Queues deliver it at the time `not_before` (microseconds) at the earliest, at
-        most `attempts` times, `retry` seconds after it was given back; these take the place of other headers."""
+        most `attempts` times, `retry` seconds after it was given back; these take the place of other headers. `answers`:
+        whoever it is from may publish to the return paths that the headers name."""
         cdef Message m
         cdef Timing timing
         cdef char timing_text[TIMING_BYTES]
@@ -2192,7 +2281,7 @@ cdef class Bus(Keeper):
         m.headers_len = <uint32_t>head.shape[0]
         m.protocol = protocol
         m.kind = kind
-        m.flags = FLAG_CONFIRMED if confirmed else 0
+        m.flags = (FLAG_CONFIRMED if confirmed else 0) | (FLAG_ANSWERS if answers else 0)
         m.correlation = correlation
         m.now = hr_now_us() if now is None else now
         timing.not_before = not_before or 0
@@ -2407,13 +2496,18 @@ cdef class Bus(Keeper):
         return 0
 
     def unsubscribe(self, Subscription subscription not None, now=None):
-        """Ends a subscription for good."""
+        """Ends a subscription for good. Its members are woken, to find that they are gone."""
         cdef int64_t at = hr_now_us() if now is None else now
+        cdef Member member
         self._check_open()
         if subscription.bus is not self:
             raise ValueError("a subscription of another bus")
+        members = list(subscription.members)
         self.drop(subscription, at, True)
         self.flush(at)
+        for member in members:
+            if member.waker is not None:
+                member.waker.wake()
 
     cdef int write_attempt(self, Subscription subscription, uint64_t offset, uint64_t deliveries, int64_t due,
                            int64_t now) noexcept:
@@ -2618,6 +2712,8 @@ cdef class Bus(Keeper):
                 position += padded(record.length)
         for sub_id in sorted(states):
             self.revive(sub_id, states[sub_id], copies, now)
+        for key in self.kept_notes:
+            self.place_note(key)
         if self.ids_written:
             self.next_id = self.ids_written
         return 0

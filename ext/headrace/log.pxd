@@ -20,6 +20,7 @@ cdef enum Flag:             # RecordHeader.flags
     FLAG_CONFIRMED = 2      # its publisher was or will be told that it is safe
     FLAG_MSGPACK = 4        # the payload is one MessagePack value, not opaque bytes
     FLAG_TIMED = 8          # the headers say when and how often queues deliver it, as the bus writes them
+    FLAG_ANSWERS = 16       # its publisher may publish to the return paths that its headers name, so answers may go there
     FLAG_CONTROL = 0x8000   # a control record: no offset of its own, never exported
 
 cdef enum Control:          # RecordHeader.kind of control records

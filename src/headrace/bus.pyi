@@ -14,6 +14,8 @@ from headrace.wake import Waker
 
 PROTOCOL_NAMES: tuple[str, ...]
 STATUS_NAMES: tuple[str, ...]
+ANSWERS: int
+"""The flag of a message whose publisher may publish to the return paths that its headers name."""
 
 class Received(NamedTuple):
     """One delivery as Python sees it. `confirm`: acknowledge it with `tag`."""
@@ -137,8 +139,11 @@ class Subscription:
     def census(self, now: int | None = None) -> dict[str, int]:
         """How many messages are in each state. For filters."""
 
-    def offsets(self, status: str, skip: int = 0, most: int = 1000, now: int | None = None) -> list[int]:
-        """Offsets of messages in a state, oldest first: up to `most`, after `skip`. For filters."""
+    def offsets(
+        self, status: str, skip: int = 0, most: int = 1000, looks: int = ..., now: int | None = None
+    ) -> list[int]:
+        """Offsets of messages in a state, oldest first: up to `most`, after `skip`, among the first `looks` (by default
+        all) of those that nobody was given yet. For filters."""
 
     def remove(self, offset: int, now: int | None = None) -> str | None:
         """Takes a message out that nobody has now. Its state until then: "active" ones stay; None where it is not
@@ -213,6 +218,7 @@ class Bus:
         protocol: int = 0,
         kind: int = 0,
         confirmed: bool = False,
+        answers: bool = False,
         correlation: int = 0,
         not_before: int | None = None,
         attempts: int | None = None,
@@ -220,7 +226,8 @@ class Bus:
         now: int | None = None,
     ) -> int:
         """Publishes one message; its offset. Queues deliver it at the time `not_before` (microseconds) at the earliest,
-        at most `attempts` times, `retry` seconds after it was given back; these take the place of other headers."""
+        at most `attempts` times, `retry` seconds after it was given back; these take the place of other headers.
+        `answers`: whoever it is from may publish to the return paths that the headers name."""
 
     def publish_many(
         self,
@@ -267,7 +274,7 @@ class Bus:
         """
 
     def unsubscribe(self, subscription: Subscription, now: int | None = None) -> None:
-        """Ends a subscription for good."""
+        """Ends a subscription for good. Its members are woken, to find that they are gone."""
 
     def note(self, key: bytes, value: bytes, now: int | None = None) -> int:
         """Keeps a value under a key in the log, instead of the one before, through restarts and retention; the lsn from
@@ -280,7 +287,8 @@ class Bus:
         """The value under a key, or None."""
 
     def notes(self, prefix: bytes = b"") -> dict[bytes, bytes]:
-        """Every key that begins so, with its value."""
+        """Every key that begins so, with its value. Slashes in keys are like those of paths: what is in no place that
+        the prefix names is not looked at."""
 
     def dispatch(self) -> None:
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""

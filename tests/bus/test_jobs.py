@@ -3,6 +3,7 @@ of each message, on a clock that the test turns and through restarts and kills."
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -49,6 +50,43 @@ def counts(subscription: Subscription, now: int) -> dict[str, int]:
 def safe(place: Place) -> None:
     place.log.sync_now()
     place.bus.on_safe()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_census_counts_what_the_status_of_each_message_says(place: Place, seed: int) -> None:
+    source = random.Random(seed)
+    now, offsets, held = START, [], []
+    jobs = queue(place, max_inflight=12)
+    member = jobs.join(None, -1, now)
+    for _ in range(400):
+        act = source.randrange(9)
+        if act <= 1:
+            delay = source.choice([0, 0, 5, 50, 500])
+            offsets.append(place.publish("jobs.x", b"", not_before=now + delay * SECOND if delay else None, now=now))
+            place.publish("other", b"", now=now)
+        elif act == 2:
+            safe(place)
+        elif act == 3:
+            held += [one.tag for one in [member.receive(now)] if one]
+        elif act == 4 and held:
+            jobs.ack(held.pop(source.randrange(len(held))), now)
+        elif act == 5 and held:
+            jobs.retry(held.pop(), delay=source.choice([0, 10]), now=now)
+        elif act == 6 and offsets:
+            jobs.remove(source.choice(offsets), now)
+        elif act == 7:
+            now += source.choice([0, 1, 20, 70]) * SECOND
+        elif source.random() < 0.1:
+            safe(place)
+            place.reopen()
+            jobs = again(place)
+            member, held = jobs.join(None, -1, now), []
+        elif source.random() < 0.2:
+            jobs.paused = not jobs.paused
+        if source.random() < 0.5:
+            told = counts(jobs, now)
+            seen = Counter(status[0] for one in offsets if (status := jobs.status(one, now)))
+            assert told == dict(seen)
 
 
 def test_delayed_message_lets_others_pass_and_comes_at_its_time(place: Place) -> None:

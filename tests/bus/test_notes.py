@@ -1,5 +1,7 @@
 """Notes: small state that sessions keep in the log, through restarts, kills and retention."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +27,25 @@ def test_a_forgotten_note_stays_forgotten(place: Place) -> None:
     assert place.reopen().notes() == {}
     place.bus.note(b"a", b"2")
     assert place.reopen().notes() == {b"a": b"2"}
+
+
+def test_notes_are_found_by_whatever_their_keys_begin_with(place: Place) -> None:
+    source = random.Random(5)
+    keys = [b"a", b"a/", b"a/b", b"a//b", b"/", b"ab", b"a/b/c", b"a/b/d", b"a/bc/d", b"b.c", b"b/c/d/e"]
+    prefixes = [key[:n] for key in keys for n in range(len(key) + 1)] + [b"x", b"a/x/", b"a/b/c/"]
+    known: dict[bytes, bytes] = {}
+    for step in range(300):
+        key = source.choice(keys)
+        if source.random() < 0.5:
+            known[key] = b"%d" % step
+            place.bus.note(key, known[key])
+        else:
+            assert (place.bus.forget(key) > 0) == (known.pop(key, None) is not None)
+        if step % 50 == 49:
+            place.reopen()
+        for prefix in prefixes:
+            expected = {key: value for key, value in known.items() if key.startswith(prefix)}
+            assert place.bus.notes(prefix) == expected, prefix
 
 
 def test_notes_survive_a_kill(place: Place) -> None:

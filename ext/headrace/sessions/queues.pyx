@@ -124,11 +124,12 @@ cdef class Queues:
         queue.allow_job_overrides = told["allow_job_overrides"]
         queue.paused = told["paused"]
         queue.topic_name = told.get("topic", topic_for(name)).encode()
+        # The topic first: where it cannot be made there is no subscription that nobody knows of.
+        queue.topic = self.bus.topic_id(PyBytes_AS_STRING(queue.topic_name), PyBytes_GET_SIZE(queue.topic_name))
         if subscription is None:
             subscription = self._subscribe(queue, now)
         queue.subscription = subscription
         self._set_limits(queue)
-        queue.topic = self.bus.topic_id(PyBytes_AS_STRING(queue.topic_name), PyBytes_GET_SIZE(queue.topic_name))
         self.by_label[queue.label] = queue
         return queue
 
@@ -150,8 +151,8 @@ cdef class Queues:
         queue.subscription.on_finished = self.on_finished
 
     def report_to(self, on_finished):
-        """Has a callable told of every job that is completed or given up: its protocol, its headers, and whether it was
-        completed."""
+        """Has a callable told of every job that is completed or given up: its protocol, flags and headers, and whether
+        it was completed."""
         cdef Queue queue
         self.on_finished = on_finished
         for queue in self.by_label.values():

@@ -76,7 +76,7 @@ class Queues:
 
     @property
     def bus(self) -> Bus: ...
-    def report_to(self, on_finished: Callable[[int, bytes, bool], None]) -> None:
+    def report_to(self, on_finished: Callable[[int, int, bytes, bool], None]) -> None:
         """Has a callable told of every job that is completed or given up: its protocol, its headers, and whether it
         was completed."""
 
