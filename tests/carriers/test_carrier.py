@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.bus import Bus
+from headrace.bus import ANSWERS, Bus
 from headrace.carriers.amqp import AmqpCarrier, properties_of
 from headrace.carriers.carrier import BadMessage, Carrier, CarrierLost, Outgoing
 from headrace.config.schema import CarrierConfig
@@ -75,7 +75,7 @@ def test_a_message_that_the_broker_cannot_have_stops_none_behind_it(bus: Bus, mo
         bus.log.sync_now()
         bus.on_safe()
         async with asyncio.timeout(10):
-            while b"good" not in carrier.sink.bodies:
+            while not carrier.counts["given"]:
                 bus.dispatch()
                 await asyncio.sleep(0.01)
         await carrier.stop()
@@ -126,6 +126,31 @@ def test_a_message_that_no_log_takes_is_refused_at_once(bus: Bus) -> None:
                 await carrier.take("event.large", fields, body, lambda: None)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "answers"),
+    [("reply.1", True), ("amq.gen-X", True), ("cmd.door", False), ("amq.topic", False)],
+)
+def test_answers_go_where_the_nodes_of_the_broker_could_publish(bus: Bus, path: str, answers: bool) -> None:
+    async def main() -> None:
+        take = ["service.#", "reply.#"]
+        config = CarrierConfig(name="far", url="amqp://localhost", take=take, give=["cmd.#"])
+        carrier = AmqpCarrier(config, bus, "gw", UUID)
+        carrier.served = ["service.jobs.#"]
+        fields = json.loads(header(b"x")) | {"on-start": "reply.1", "on-finish": path}
+        if answers:
+            await carrier.take("service.jobs.a", fields, b"x", lambda: None)
+        else:
+            with pytest.raises(BadMessage, match=f"would go to '{path}', which is not taken from this broker"):
+                await carrier.take("service.jobs.a", fields, b"x", lambda: None)
+        await carrier.take("service.other", fields, b"x", lambda: None)
+        del fields["on-start"], fields["on-finish"]
+        await carrier.take("service.jobs.a", fields, b"x", lambda: None)
+
+    asyncio.run(main())
+    marked = [record.flags & ANSWERS for record in bus.log.reader()]
+    assert marked == ([ANSWERS, ANSWERS, 0] if answers else [0, 0])
 
 
 def test_what_no_property_can_hold_stays_in_the_table() -> None:

@@ -1,14 +1,16 @@
 """The gateway as a provider: tasks and answers, without sockets or a loop."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.bus import Bus, Received
+from headrace.bus import ANSWERS, Bus, Received
 from headrace.config.schema import ServiceConfig
+from headrace.errors import LogError, LogFull
 from headrace.log import Log
 from headrace.nodes.headers import encode_header, required
 from headrace.nodes.services import Services
@@ -20,13 +22,14 @@ TOLD = ServiceConfig(name="told", key="service.told", topic="queue.told.jobs", f
 class Gateway:
     """A log, a bus and services; a test says when they run."""
 
-    def __init__(self, path: Path, *services: ServiceConfig) -> None:
+    def __init__(self, path: Path, *services: ServiceConfig, **log: Any) -> None:
         self.path = path
+        self.log_options = {"segment_bytes": 1 << 18, "pool_segments": 1, **log}
         self.services_configured = services
         self.open()
 
     def open(self) -> None:
-        self.log = Log(self.path, segment_bytes=1 << 18, pool_segments=1)
+        self.log = Log(self.path, **self.log_options)
         self.bus = Bus(self.log)
         self.pending: list[Any] = []
         self.services = Services(self.bus, "gw", "0" * 32, self.services_configured, self.pending.append)
@@ -48,10 +51,10 @@ class Gateway:
         while self.pending:
             self.pending.pop(0)()
 
-    def ask(self, key: str, body: bytes = b"work", **more: Any) -> None:
+    def ask(self, key: str, body: bytes = b"work", answers: bool = True, **more: Any) -> None:
         fields = required("web1.example.com-parser", "1" * 32, body)
         fields |= {name.replace("_", "-"): value for name, value in more.items()}
-        self.bus.publish(key, body, headers=encode_header(fields), protocol=4, confirmed=True)
+        self.bus.publish(key, body, headers=encode_header(fields), protocol=4, confirmed=True, answers=answers)
 
     def seen(self, filter: str) -> list[tuple[dict[str, Any], bytes]]:
         """Headers and bodies of all that was ever published there."""
@@ -115,6 +118,125 @@ def test_invalid_request_is_answered_with_a_nak_and_becomes_no_job(
     ((answer, _),) = gateway.seen("reply.s")
     assert (answer["nak"], answer["reason"], "task-id" in answer) == (1, reason, False)
     assert gateway.seen("queue.#") == []
+
+
+@pytest.mark.parametrize("more", [{"on_start": "reply.s"}, {"on_finish": "reply.f"}])
+def test_request_of_who_may_not_publish_to_its_return_paths_becomes_no_job(
+    gateway: Gateway, more: dict[str, str]
+) -> None:
+    gateway.ask("service.told", answers=False, **more)
+    gateway.run()
+    assert len(gateway.seen("#")) == 1
+    assert gateway.bus.notes() == {}
+    assert gateway.services.counters() == {"service_accepted": 0, "service_refused": 1, "service_done": 0}
+    assert gateway.bus.stats()["inflight"] == 0
+
+
+def test_request_without_return_paths_is_anybodys(gateway: Gateway) -> None:
+    gateway.ask("service.jobs", answers=False)
+    gateway.run()
+    assert len(gateway.seen("queue.bulk.jobs")) == 1
+
+
+def test_job_that_was_not_made_here_is_told_of_only_where_its_sender_may_publish(gateway: Gateway) -> None:
+    header = encode_header({"task-id": "forged.1", "on-finish": "reply.f"})
+    gateway.services.on_job(4, 0, header, True)
+    assert gateway.seen("reply.f") == []
+    gateway.services.on_job(4, ANSWERS, header, True)
+    assert len(gateway.seen("reply.f")) == 1
+
+
+def fill(gateway: Gateway) -> None:
+    """Leaves the log no room for messages."""
+    with pytest.raises(LogFull):
+        while True:
+            gateway.bus.publish("filler", bytes(1000))
+
+
+def test_request_waits_for_room_in_the_log_however_long_it_takes(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path / "log", JOBS, retention_bytes=1 << 20)
+    gateway.bus.hold_for_subscriptions = True
+    gateway.ask("service.jobs", on_start="reply.s")
+    gateway.log.sync_now()
+    gateway.bus.on_safe()
+    fill(gateway)
+    now = time.time_ns() // 1000
+    member = gateway.services._services[0].requests
+    for _ in range(20):  # each attempt fails
+        now += 1_000_000
+        gateway.bus.tick(now)
+        (received,) = [one for one in [member.receive(now)] if one]
+        with pytest.raises(LogFull):
+            gateway.services._accept(gateway.services._services[0], received)
+        member.subscription.reject(received.tag, now=now)
+    assert gateway.bus.dead == 0
+    assert member.subscription.inflight == 1
+    gateway.close()
+
+
+def test_job_whose_answer_had_no_room_is_made_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, full = gateway.services._answer, [LogFull("full"), LogFull("full")]
+
+    def answer_or_not(*what: Any) -> None:
+        if full:
+            raise full.pop()
+        answer(*what)
+
+    monkeypatch.setattr(gateway.services, "_answer", answer_or_not)
+    gateway.ask("service.jobs", on_start="reply.s")
+    deadline = time.monotonic() + 60
+    while not gateway.seen("reply.s"):
+        assert time.monotonic() < deadline
+        gateway.bus.tick()
+        gateway.run()
+    assert len(gateway.seen("queue.bulk.jobs")) == 1
+    assert len(gateway.seen("reply.s")) == 1
+    assert not gateway.services._made
+
+
+def test_request_that_can_never_be_a_job_gets_a_nak(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path / "log", TOLD)
+    size = next(n for n in range(gateway.log.max_record, 0, -1) if published(gateway, n))
+    gateway.run()
+    ((answer, _),) = gateway.seen("reply.s")
+    assert answer["nak"] == 1
+    assert "bytes" in answer["reason"]
+    assert gateway.seen("queue.told.jobs") == []
+    assert gateway.bus.notes() == {}
+    assert gateway.bus.stats()["inflight"] == 0
+    assert size > 1000
+    gateway.close()
+
+
+def published(gateway: Gateway, size: int) -> bool:
+    try:
+        gateway.ask("service.told", bytes(size), on_start="reply.s", on_finish="reply.f")
+    except LogError:
+        return False
+    return True
+
+
+def test_end_of_a_job_that_had_no_room_is_told_later(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = encode_header({"task-id": "n.1", "on-finish": "reply.f"})
+    answer = gateway.services._answer
+
+    def no_room(*what: Any) -> None:
+        raise LogFull("full")
+
+    monkeypatch.setattr(gateway.services, "_answer", no_room)
+    gateway.services.on_job(4, ANSWERS, header, True)
+    gateway.services.tick()
+    monkeypatch.setattr(gateway.services, "_answer", answer)
+    gateway.services.on_job(4, ANSWERS, header.replace(b"n.1", b"n.2"), False)
+    assert gateway.seen("reply.f") == []  # in their order
+    gateway.services.tick()
+    gateway.services.tick()
+    assert [(one["task-id"], "ack" in one) for one, _ in gateway.seen("reply.f")] == [
+        ("n.1", True),
+        ("n.2", False),
+    ]
 
 
 def test_finished_job_is_told_to_who_asked_once(gateway: Gateway) -> None:

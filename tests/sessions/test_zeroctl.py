@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from headrace.bus import ANSWERS
 from headrace.config.schema import Key
 from headrace.wire import zeroctl as wire
 from headrace.wire.zeroctl import Condition
 from tests.oracle.zeroctl import BadPayload, read_header
 from tests.sessions.passive_gateway import break_syncs
-from tests.sessions.passive_zeroctl import UUID, ZeroctlGateway, header, message
+from tests.sessions.passive_zeroctl import UUID, Peer, ZeroctlGateway, header, message
 
 ACK, QUEUE, DURABLE = 1, 2, 4
 
@@ -122,6 +123,54 @@ def test_consecutive_messages_are_confirmed_together_and_a_refusal_has_its_place
     ]
     assert gateway.counts["bad_digest"] == 1
     assert gateway.counts["confirmed"] == 4
+
+
+# --- return paths -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["asker", "asker@home"])
+def asked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ZeroctlGateway]:
+    """A gateway with a service, and a key that may ask it."""
+    asker = Key(name=request.param, key="secret", publish=["service.#", "reply.#"], subscribe=["#"])
+    made = ZeroctlGateway(tmp_path / "log", keys=[asker])
+    made.zeroctl.set_served(["service.jobs.#"])
+    yield made
+    made.close()
+
+
+def flags(gateway: ZeroctlGateway) -> list[int]:
+    return [record.flags & ANSWERS for record in gateway.log.reader()]
+
+
+@pytest.mark.parametrize("path", ["on_start", "on_finish"])
+def test_answers_go_where_the_sender_of_the_request_may_publish(asked: ZeroctlGateway, path: str) -> None:
+    peer = asked.peer("secret")
+    name = peer.session.opened
+    peer.publish("service.jobs.a", b"x", **{path: "reply.1"})
+    code, text = peer.refused(message("service.jobs.a", b"x", 9, **{path: "cmd.door"}))
+    assert (code, text) == (403, f"key '{name}' may not publish to 'cmd.door', where the answer would go")
+    both = {"on_start": "reply.1", "on_finish": "reply.1", path: "cmd.door"}
+    assert peer.refused(message("service.jobs.a", b"x", 9, **both))[0] == 403
+    assert asked.counts["return_paths_refused"] == 2
+    assert flags(asked) == [ANSWERS]
+
+
+def test_request_to_another_provider_has_its_return_paths_judged_by_that_one(asked: ZeroctlGateway) -> None:
+    peer = asked.peer("secret")
+    peer.publish("service.other", b"x", on_start="cmd.door")
+    peer.publish("service.other", b"x", on_start="reply.1")
+    peer.publish("service.other", b"x")
+    assert flags(asked) == [0, ANSWERS, 0]
+
+
+def test_answers_go_nowhere_where_a_signature_is_needed(gateway: ZeroctlGateway) -> None:
+    gateway.zeroctl.set_served(["service.#"])
+    gateway.zeroctl.set_signing(["cmd.#"])
+    peer = gateway.peer()
+    peer.publish("service.a", b"x", on_finish="reply.1")
+    refusal = (403, "answers are not signed, and 'cmd.door' needs it")
+    assert peer.refused(message("service.a", b"x", 9, on_finish="cmd.door")) == refusal
+    assert flags(gateway) == [ANSWERS]
 
 
 def test_confirmation_waits_until_the_log_is_safe(gateway: ZeroctlGateway) -> None:
@@ -456,6 +505,55 @@ def test_requests_wait_for_a_provider_that_comes_back(gateway: ZeroctlGateway) -
     again = gateway.peer()
     again.bind("service.a", 1, flags=QUEUE | ACK | DURABLE)
     assert again.bodies() == [b"waited"]
+
+
+def two_of_a_queue(gateway: ZeroctlGateway, flags: int) -> tuple[Peer, Peer, int]:
+    """The member of a queue that has a delivery, one that has none, and the delivery's tag."""
+    first, second = gateway.peer(), gateway.peer()
+    for peer in (first, second):
+        peer.bind("event.#", 1, flags=flags, name="shared")
+    first.publish("event.a", b"x")
+    for holder, other in ((first, second), (second, first)):
+        for delivery in holder.pull():
+            return holder, other, delivery.id
+    raise AssertionError("nobody got it")
+
+
+@pytest.mark.parametrize("durable", [0, DURABLE])
+def test_delivery_is_acknowledged_and_rejected_only_by_the_member_that_has_it(
+    gateway: ZeroctlGateway, durable: int
+) -> None:
+    holder, other, tag = two_of_a_queue(gateway, ACK | QUEUE | durable)
+    refusal = (404, f"no delivery {tag} of binding 1 waits for an acknowledgement")
+    assert other.refused(wire.encode_ack(1, [tag])) == refusal
+    assert other.refused(wire.encode_reject(1, [tag])) == refusal
+    assert (gateway.counts["acks"], gateway.counts["rejects"]) == (0, 0)
+    # While it waits to be delivered again it is still the business of who had it.
+    assert holder.send(wire.encode_reject(1, [tag], delay=5000)) == []
+    assert other.refused(wire.encode_ack(1, [tag])) == refusal
+    assert holder.send(wire.encode_ack(1, [tag])) == []
+    gateway.elapse(60)
+    assert holder.pull() == other.pull() == []
+
+
+def test_delivery_that_went_to_another_member_is_not_acknowledged_by_the_first(
+    gateway: ZeroctlGateway,
+) -> None:
+    holder, other, tag = two_of_a_queue(gateway, ACK | QUEUE)
+    holder.send(wire.encode_unbind(1, 8))
+    assert [one.id for one in other.pull()] == [tag]
+    holder.bind("event.#", 1, flags=ACK | QUEUE, name="shared")
+    assert holder.refused(wire.encode_ack(1, [tag]))[0] == 404
+    assert other.send(wire.encode_ack(1, [tag])) == []
+
+
+def test_delivery_from_before_a_restart_is_acknowledged_after_it(gateway: ZeroctlGateway) -> None:
+    _, _, tag = two_of_a_queue(gateway, ACK | QUEUE | DURABLE)
+    gateway.restart()
+    peer = gateway.peer()
+    peer.bind("event.#", 1, flags=ACK | QUEUE | DURABLE, name="shared")
+    assert peer.send(wire.encode_ack(1, [tag])) == []
+    assert peer.pull() == []
 
 
 def test_queues_under_other_names_and_conditions_are_others(gateway: ZeroctlGateway) -> None:

@@ -6,6 +6,7 @@ from headrace.bus cimport Bus, Delivery, Member, Subscription
 from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
+from headrace.wire.bytes cimport View
 from headrace.wire.zeroctl cimport RawBind, RawFrame, RawHeader, RawMessage
 
 
@@ -32,6 +33,7 @@ cdef struct Counts:
     uint64_t refused_422
     uint64_t refused_426
     uint64_t refused_503
+    uint64_t return_paths_refused   # of those with 403: requests whose answers would go where their sender may not publish
     uint64_t bad_digest             # of those with 422: sha256 was not the body's
     uint64_t dropped_full           # unconfirmed messages dropped: the log was full for block_timeout, or had failed
     uint64_t refused_full           # confirmed ones refused for the same reasons
@@ -62,6 +64,7 @@ cdef class Zeroctl:
     cdef public object registry                 # has knows(node-uuid); None: every node counts as known
     cdef public object verifier                 # called with header and body: why the signature is none, or an empty text
     cdef Rights signing                         # its publish filters are the topics that need a signature
+    cdef Rights served                          # and here those that the gateway's own services take requests from
     cdef dict groups                            # (owner, filter) -> Subscription, of those that have a name
     cdef int64_t next_look                      # when queues without members are looked at again
     cdef dict foreign_headers                   # offset -> header, of what another protocol sent
@@ -103,6 +106,7 @@ cdef class ZeroctlSession(LoggedSession):
     cdef bytes digest                   # which it has done
     cdef uint32_t memo_topic            # the last key published to: allowed, known to the bus. 0: none
     cdef bint memo_signed               # it needs a signature
+    cdef bint memo_served               # a service of the gateway takes what is published there
     cdef uint32_t rights_changes        # Rights.changes when what is remembered here was found out
     cdef uint8_t memo_size
     cdef uint8_t memo[256]
@@ -112,6 +116,7 @@ cdef class ZeroctlSession(LoggedSession):
     cdef int on_open(self, RawFrame* frame, int64_t now) except -1
     cdef int on_message(self, RawFrame* frame, int64_t now) except -1
     cdef int find_key(self, RawFrame* frame, RawMessage* message) except -1
+    cdef str wrong_path(self, View path)
     cdef int check_body(self, RawMessage* message, RawHeader* header) except -1
     cdef int on_bind(self, RawFrame* frame, int64_t now) except -1
     cdef int bind(self, RawFrame* frame, RawBind* wish, bytes filter, int64_t now) except -1

@@ -20,14 +20,14 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from headrace.bus cimport ZEROCTL, Bus, Delivery, Subscription
-from headrace.log cimport APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, Log
+from headrace.log cimport APPEND_OK, APPEND_TOO_LARGE, FLAG_ANSWERS, FLAG_CONFIRMED, Log
 from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wake cimport Waker
 from headrace.wire.bytes cimport View as Slice, be64
 from headrace.wire.zeroctl cimport (
-    ACK, BIND, BIND_ACK, BIND_DURABLE, BIND_QUEUE, CONFIRM_SIZE, CREDIT, HAS_RESERVED, LEAST_BODY, LEAST_HEADER, MESSAGE,
-    MESSAGE_ROOM, MOST_BODY, MOST_HEADER, OPEN, PING, PING_SIZE, PONG, REDELIVERED, REJECT, UNBIND, VERSION,
+    ACK, BIND, BIND_ACK, BIND_DURABLE, BIND_QUEUE, CONFIRM_SIZE, CREDIT, HAS_ON_FINISH, HAS_ON_START, HAS_RESERVED, LEAST_BODY,
+    LEAST_HEADER, MESSAGE, MESSAGE_ROOM, MOST_BODY, MOST_HEADER, OPEN, PING, PING_SIZE, PONG, REDELIVERED, REJECT, UNBIND, VERSION,
     WANTS_ACK, WANTS_CONFIRM, RawBind, RawCondition, RawFrame, RawHeader, RawMessage, RawOpen, check_header,
     condition_holds, delivery_size, escape_header, fault, key_valid, may_be_escaped, next_condition, next_frame, parse_ack,
     parse_bind, parse_credit, parse_open, parse_reject, parse_u32, printable, split_message, unescape_header, uuid_valid,
@@ -87,6 +87,7 @@ cdef class Zeroctl:
         self.max_bindings = max_bindings
         self.hash_inline = hash_inline
         self.signing = Rights("signing", signing)
+        self.served = Rights("served")
         self.foreign_headers = {}
         self.keys_of = {}
         self.groups = {
@@ -113,6 +114,10 @@ cdef class Zeroctl:
         except KeyError:
             self.keys_of[topic] = key = self.map.address(self.bus.log.topic_name(topic))
             return key
+
+    def set_served(self, filters):
+        """Other topics from now on whose messages are requests to the gateway's own services."""
+        self.served = Rights("served", filters)
 
     cdef Subscription group(self, tuple identity):
         """The subscription that goes by this name, or None."""
@@ -335,7 +340,21 @@ cdef class ZeroctlSession(LoggedSession):
         self.memo_size = message.key_size
         self.memo_topic = topic
         self.memo_signed = self.shared.signing.may_publish(topic, name, name_size)
+        self.memo_served = self.shared.served.may_publish(topic, name, name_size)
         return 0
+
+    cdef str wrong_path(self, Slice path):
+        """Why answers may not go there, or None. The gateway publishes them, on this peer's behalf: so that has to have the
+        right itself, and no topic that needs a signature is to be reached without one."""
+        cdef uint32_t topic
+        if path.size == 0:              # it was not asked for
+            return None
+        topic = self.bus.log.find_topic(<const char*>path.data, path.size)
+        if not self.rights.may_publish(topic, <const char*>path.data, path.size):
+            return f"{self.forbidden('publish', path.data[:path.size])}, where the answer would go"
+        if self.shared.signing.may_publish(topic, <const char*>path.data, path.size):
+            return f"answers are not signed, and {shown(path.data, path.size)} needs it"
+        return None
 
     cdef int check_body(self, RawMessage* message, RawHeader* header) except -1:
         """Whether the body is the one that the header's sha256 is of; 2 where the answer is still being computed."""
@@ -397,6 +416,14 @@ cdef class ZeroctlSession(LoggedSession):
         confirm = message.flags & WANTS_CONFIRM
         self.message.topic = self.memo_topic
         self.message.flags = FLAG_CONFIRMED if confirm else 0
+        if header.has & (HAS_ON_START | HAS_ON_FINISH):
+            reason = self.wrong_path(header.on_start) or self.wrong_path(header.on_finish)
+            if reason is None:
+                self.message.flags |= FLAG_ANSWERS
+            elif self.memo_served:
+                self.digest = None
+                self.shared.counts.return_paths_refused += 1
+                return self.refuse(frame.id, 403, reason)
         self.message.correlation = frame.id
         self.message.headers = message.header
         self.message.headers_len = message.header_size
@@ -571,7 +598,10 @@ cdef class ZeroctlSession(LoggedSession):
             return self.refuse(frame.id, 404, f"there is no binding {number}")
         for i in range(count):
             tag = be64(tags + 8 * i)
-            if tag and binding.member.subscription.ack_offset(tag - 1):
+            if (
+                tag and binding.member.subscription.may_settle(binding.member, tag - 1)
+                and binding.member.subscription.ack_offset(tag - 1)
+            ):
                 self.shared.counts.acks += 1
             else:
                 unknown = tag
@@ -594,7 +624,10 @@ cdef class ZeroctlSession(LoggedSession):
             return self.refuse(frame.id, 404, f"there is no binding {number}")
         for i in range(count):
             tag = be64(tags + 8 * i)
-            if binding.member.subscription.reject(tag, delay=delay / 1000.0, now=now):
+            if (
+                tag and binding.member.subscription.may_settle(binding.member, tag - 1)
+                and binding.member.subscription.reject(tag, delay=delay / 1000.0, now=now)
+            ):
                 self.shared.counts.rejects += 1
             else:
                 unknown = tag

@@ -36,6 +36,9 @@ class AmqpCarrier(Carrier):
         self._inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         self._acknowledging: set[asyncio.Task[None]] = set()
 
+    def is_reply(self, key: str) -> bool:
+        return key.startswith(REPLY_QUEUES)
+
     def exchange_of(self, key: str) -> str:
         """The exchange, without its prefix, that a key belongs to."""
         return DISCOVERY if key.partition(".")[0] == DISCOVERY else self.config.exchange
@@ -121,8 +124,7 @@ class AmqpCarrier(Carrier):
     async def send(self, message: Outgoing) -> None:
         if self._channel is None:
             raise CarrierLost("there is no connection")
-        direct = message.key.startswith(REPLY_QUEUES)
-        exchange = self._exchanges["" if direct else self.exchange_of(message.key)]
+        exchange = self._exchanges["" if self.is_reply(message.key) else self.exchange_of(message.key)]
         made = properties_of(message)
         try:
             size = len(made.properties.marshal())

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from headrace.wire.zeroctl import HeaderError, escape, header_sha256, is_key_tex
 
 BATCH: Final = 64  # messages that wait for the broker's confirmation at once
 RETRY_SECONDS: Final = 0.2
-FOR_EVER: Final = 0xFFFF_FFFF  # deliveries
 VIA: Final = "_transport-via"
 CARRIER: Final = "_transport-carrier"
 VIA_CHARS: Final = 1024  # some 27 gateways
@@ -78,15 +77,14 @@ class Carrier:
         self._bus = bus
         self._node_name = node_name
         self._node_uuid = node_uuid
+        self.served: Sequence[str] = ()
+        """Filters of the requests that the gateway's own services take."""
         self._unsafe: deque[tuple[int, Callable[[], object]]] = deque()  # offset, what to do when it is safe
         self._work = asyncio.Event()
         owner = f"carrier:{config.name}"
         self._members = [
             durable_member(bus, filter, owner, CallbackWaker(self._work.set)) for filter in config.give
         ]
-        for member in self._members:
-            # A broker that is away says nothing about a message; those that it can never take are passed by.
-            member.subscription.max_deliveries = FOR_EVER
         self._task: asyncio.Task[None] | None = None
 
     # --- what a broker's carrier does -----------------------------------------------------------------------
@@ -98,6 +96,10 @@ class Carrier:
     async def send(self, message: Outgoing) -> None:
         """Returns when the broker has taken it. BadMessage says why it never can."""
         raise NotImplementedError
+
+    def is_reply(self, key: str) -> bool:
+        """Whether a key leads nowhere but to one node of this broker."""
+        return False
 
     # --- its life -------------------------------------------------------------------------------------------
 
@@ -161,9 +163,20 @@ class Carrier:
             done()
             return
         header = await self._judged(fields, body)
+        paths = [fields[name] for name in ("on-start", "on-finish") if name in fields]
+        wrong = [path for path in paths if not self._may_answer(path)]
+        if wrong and any(matches(filter, key) for filter in self.served):
+            raise BadMessage(f"its answer would go to {wrong[0]!r}, which is not taken from this broker")
         while True:
             try:
-                offset = self._bus.publish(key, body, headers=header, protocol=ZEROCTL, confirmed=True)
+                offset = self._bus.publish(
+                    key,
+                    body,
+                    headers=header,
+                    protocol=ZEROCTL,
+                    confirmed=True,
+                    answers=bool(paths) and not wrong,
+                )
                 break
             except LogError as error:
                 if not isinstance(error, LogFull | LogFailed) and not self._bus.closed:
@@ -203,6 +216,10 @@ class Carrier:
         elif stated != digest:
             raise BadMessage("sha256 is not that of the body")
         return encode_header({**json.loads(header), **own})
+
+    def _may_answer(self, path: str) -> bool:
+        """Whether a node of the broker may have answers sent there: what it could publish there itself, it may."""
+        return self.is_reply(path) or any(matches(filter, path) for filter in self.config.take)
 
     def refused(self, key: str, error: BadMessage) -> None:
         self.counts["refused"] += 1
@@ -289,11 +306,20 @@ class Carrier:
 class Carriers:
     """All carriers of a gateway."""
 
-    def __init__(self, configs: list[CarrierConfig], bus: Bus, node_name: str, node_uuid: str) -> None:
+    def __init__(
+        self,
+        configs: list[CarrierConfig],
+        bus: Bus,
+        node_name: str,
+        node_uuid: str,
+        served: Sequence[str] = (),
+    ) -> None:
         drop_others(
             bus, "carrier:", {(f"carrier:{one.name}", filter) for one in configs for filter in one.give}
         )
         self._carriers = [make_carrier(config, bus, node_name, node_uuid) for config in configs]
+        for carrier in self._carriers:
+            carrier.served = served
 
     def start(self) -> None:
         for carrier in self._carriers:

@@ -297,7 +297,9 @@ class Gateway:
                 continue
             await listener.start(_answering(self._board, service), listen.backlog)
         try:
-            self._carriers = Carriers(config.carriers, bus, self._node.name, self._node.uuid)
+            self._carriers = Carriers(
+                config.carriers, bus, self._node.name, self._node.uuid, self._node.services.filters
+            )
         except CarrierError as error:
             raise StartError(str(error)) from error
         self._carriers.start()

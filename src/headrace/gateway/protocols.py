@@ -82,13 +82,16 @@ class ZeroctlSpeaker:
         self._node: GatewayNode | None = None
         self.max_frame = self._shared.max_length + LENGTH_FIELD
         self.session = self._shared.session
-        self.counters = self._shared.counters
         self.configure(config)
+
+    def counters(self) -> dict[str, int]:
+        return self._shared.counters() | (self._node.services.counters() if self._node is not None else {})
 
     def attach(self, node: GatewayNode, config: Config) -> None:
         """Has nodes judged by what this one has heard."""
         self._node = node
         self._shared.registry = node.registry
+        self._shared.set_served(node.services.filters)
         self.configure(config)
 
     def configure(self, config: Config) -> None:

@@ -6,17 +6,27 @@ from headrace.bus import Bus, Member
 from headrace.wake import Waker
 
 ZEROCTL: Final = 4  # RecordHeader.protocol
+FOR_EVER: Final = 0xFFFF_FFFF  # deliveries
 
 
 def durable_member(bus: Bus, filter: str, owner: str, waker: Waker) -> Member:
-    """A member of the at-least-once queue subscription of this owner, which is made if it is not there."""
+    """A member of the at-least-once queue subscription of this owner, which is made if it is not there. A message is never
+    given up: a log without room, or a broker that is away, says nothing about it."""
     for subscription in bus.subscriptions.values():
         if subscription.owner == owner and subscription.filter == filter.encode() and subscription.durable:
-            return subscription.join(waker, -1, 0)
-    made = bus.subscribe(
-        filter, at_least_once=True, durable=True, queue=True, confirm_all=True, owner=owner, protocol=ZEROCTL
-    )
-    return made.join(waker, -1, 0)
+            break
+    else:
+        subscription = bus.subscribe(
+            filter,
+            at_least_once=True,
+            durable=True,
+            queue=True,
+            confirm_all=True,
+            owner=owner,
+            protocol=ZEROCTL,
+        )
+    subscription.max_deliveries = FOR_EVER
+    return subscription.join(waker, -1, 0)
 
 
 def drop_others(bus: Bus, owners: str, kept: set[tuple[str, str]]) -> None:

@@ -69,8 +69,10 @@ class GatewayNode:
             self.registry.listen()
 
     def tick(self) -> None:
-        """Sends the heartbeat if it is due, and forgets nodes that were not heard in time."""
+        """Sends the heartbeat if it is due, tells what services still owe, and forgets nodes that were not heard in
+        time."""
         now = self._clock()
+        self.services.tick()
         if self._interval and now >= self._next:
             self._next = now + self._interval
             self.beat(now)

@@ -6,6 +6,9 @@ A request is taken from a durable queue subscription, so it survives a restart. 
 one log; a crash between them makes the same job again, under the same task id, which is made from the request's place
 in the log.
 
+Answers are published by the gateway on behalf of whoever asked. So each protocol's way in marks a request with the flag
+ANSWERS if its sender could publish to the return paths itself; a request without it that names any is refused.
+
 How a finished job is reported: finished() with the job's header, by whoever is in this process (a queue's session), or
 a message on the service's `finished` topic, by anybody. Where there is neither, `on-start` says `no-on-finish: 1`.
 """
@@ -13,13 +16,14 @@ a message on the service's `finished` topic, by anybody. Where there is neither,
 import functools
 import json
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headrace import events
-from headrace.bus import Bus, Member, Received
+from headrace.bus import ANSWERS, Bus, Member, Received
 from headrace.config.schema import ServiceConfig
-from headrace.errors import BusError, LogError
+from headrace.errors import BusError, LogError, LogFailed, LogFull
 from headrace.nodes.durable import ZEROCTL, drop_others, durable_member
 from headrace.nodes.headers import encode_header, required, word
 from headrace.wake import CallbackWaker
@@ -28,6 +32,7 @@ from headrace.wire.zeroctl import is_key_text
 TASK_NOTE: Final = b"zeroctl/task/"
 BATCH: Final = 64  # requests in one turn of the loop
 RETRY_SECONDS: Final = 0.2
+MOST_OWED: Final = 1000  # answers to `on-finish` that wait for room in the log
 
 log = events.get("zeroctl")
 
@@ -58,6 +63,8 @@ class Services:
         self._schedule = schedule
         self._scheduled = False
         self._stopped = False
+        self._made: set[int] = set()  # offsets of requests whose job is made, but not answered yet
+        self._owed: deque[tuple[bytes, bool]] = deque()  # ends of jobs that the log had no room to tell of
         self.accepted = 0
         self.refused = 0
         self.done = 0
@@ -79,6 +86,19 @@ class Services:
         if self._services:
             self._wake()
 
+    @property
+    def filters(self) -> list[str]:
+        """The requests that are taken."""
+        return [service.config.key for service in self._services]
+
+    def counters(self) -> dict[str, int]:
+        """What was counted since the start, by name."""
+        return {
+            "service_accepted": self.accepted,
+            "service_refused": self.refused,
+            "service_done": self.done,
+        }
+
     def described(self) -> dict[str, Any]:
         """The services as a heartbeat says them."""
         return {
@@ -86,14 +106,30 @@ class Services:
             for service in self._services
         }
 
-    def on_job(self, protocol: int, header: bytes, completed: bool) -> None:
+    def on_job(self, protocol: int, flags: int, header: bytes, completed: bool) -> None:
         """A queue's job was completed or given up; most of them are not of services."""
-        if protocol != ZEROCTL or not self._services or b'"task-id"' not in header:
+        if protocol != ZEROCTL or not flags & ANSWERS or not self._services or b'"task-id"' not in header:
             return
+        if self._owed or not self._tell(header, completed):
+            if len(self._owed) < MOST_OWED:
+                self._owed.append((header, completed))
+            else:
+                log.limited("service.not_told", reason=f"{MOST_OWED} answers wait for room in the log")
+
+    def tick(self) -> None:
+        """Tells of the ends of jobs that the log had no room for. To be called about once a second."""
+        while self._owed and not self._stopped and not self._bus.closed and self._tell(*self._owed[0]):
+            self._owed.popleft()
+
+    def _tell(self, header: bytes, completed: bool) -> bool:
+        """Whether there is nothing more to tell."""
         try:
             self.finished(header, ok=completed)
+        except LogFull:
+            return False
         except (LogError, BusError) as error:
             log.limited("service.not_told", reason=str(error))
+        return True
 
     # --- work -----------------------------------------------------------------------------------------------
 
@@ -121,7 +157,7 @@ class Services:
                 return False
             try:
                 handle(received)
-            except (LogError, BusError) as error:
+            except (LogFull, LogFailed) as error:
                 # No room now: it is delivered again, and by then there may be some.
                 log.limited("service.not_served", reason=str(error))
                 member.subscription.reject(received.tag, delay=RETRY_SECONDS)
@@ -132,14 +168,32 @@ class Services:
     def _accept(self, service: Service, request: Received) -> None:
         fields = header_of(request)
         on_start, on_finish = path(fields, "on-start"), path(fields, "on-finish")
+        if (on_start or on_finish) and not request.flags & ANSWERS:
+            self._refuse(service, None, fields, "its sender may not publish where the answers would go")
+            return
         wrong = invalid(fields)
         if wrong:
-            self.refused += 1
-            if on_start:
-                self._answer(on_start, fields, {"nak": 1, "reason": wrong})
+            self._refuse(service, on_start, fields, wrong)
             return
         task = self._task_name(fields, request.offset)
-        can_tell = service.reports is not None or self.told_here(service.config.topic)
+        try:
+            if request.offset not in self._made:
+                self._make_job(service, request, fields, task, on_finish)
+        except (LogFull, LogFailed):
+            raise
+        except (LogError, BusError) as error:  # it is too large with its task's name, or the topic cannot be made
+            self._bus.forget(TASK_NOTE + task.encode())
+            self._refuse(service, on_start, fields, str(error))
+            return
+        if on_start:
+            can_tell = service.reports is not None or self.told_here(service.config.topic)
+            more = {} if can_tell or not on_finish else {"no-on-finish": 1}
+            self._answer(on_start, fields, {"ack": 1, "task-id": task, **more})
+        self._made.discard(request.offset)
+
+    def _make_job(
+        self, service: Service, request: Received, fields: dict[str, Any], task: str, on_finish: str | None
+    ) -> None:
         job = {key: value for key, value in fields.items() if not key.startswith("_transport-")}
         job["task-id"] = task
         if on_finish and service.reports is not None:
@@ -151,11 +205,18 @@ class Services:
             headers=encode_header(job),
             protocol=ZEROCTL,
             confirmed=True,
+            answers=bool(request.flags & ANSWERS),
         )
+        self._made.add(request.offset)
         self.accepted += 1
-        if on_start:
-            more = {} if can_tell or not on_finish else {"no-on-finish": 1}
-            self._answer(on_start, fields, {"ack": 1, "task-id": task, **more})
+
+    def _refuse(self, service: Service, where: str | None, fields: dict[str, Any], reason: str) -> None:
+        if where:
+            self._answer(where, fields, {"nak": 1, "reason": reason})
+        self.refused += 1
+        log.limited(
+            "service.refused", key=service.config.name, service=service.config.name, reason=reason
+        )
 
     def _task_name(self, fields: dict[str, Any], offset: int) -> str:
         node = fields.get("node-name")
@@ -166,7 +227,12 @@ class Services:
         fields = required(self._node_name, self._node_uuid, body) | what
         if "correlation-id" in request and request["correlation-id"] is not None:
             fields["correlation-id"] = request["correlation-id"]
-        self._bus.publish(where, body, headers=encode_header(fields), protocol=ZEROCTL, confirmed=True)
+        try:
+            self._bus.publish(where, body, headers=encode_header(fields), protocol=ZEROCTL, confirmed=True)
+        except (LogFull, LogFailed):
+            raise
+        except (LogError, BusError) as error:  # such a topic cannot be made, or such a message: not later either
+            log.limited("service.not_answered", topic=where, reason=str(error))
 
     # --- finished jobs --------------------------------------------------------------------------------------
 
@@ -233,7 +299,7 @@ def header_of(received: Received) -> dict[str, Any]:
 def path(fields: dict[str, Any], name: str) -> str | None:
     """A return path, if it is one."""
     found = fields.get(name)
-    return found if isinstance(found, str) and is_key_text(found) else None
+    return found if isinstance(found, str) and found.isascii() and is_key_text(found) else None
 
 
 def invalid(fields: dict[str, Any]) -> str:

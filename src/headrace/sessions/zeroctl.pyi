@@ -69,6 +69,9 @@ class Zeroctl:
     def set_signing(self, filters: Iterable[str]) -> None:
         """Other topics from now on that need a signature."""
 
+    def set_served(self, filters: Iterable[str]) -> None:
+        """Other topics from now on whose messages are requests to the gateway's own services."""
+
     def session(self) -> ZeroctlSession:
         """A session for one new connection."""
 
