@@ -297,6 +297,8 @@ OVERHOP_QUEUE_NAME_BYTES = 255
 OVERHOP_SUBSCRIPTIONS = 1000
 # Of LSJOB; the answer is one envelope.
 OVERHOP_PAGE_JOBS = 1000
+# Jobs that wait for a first worker and that one LSJOB looks at: nobody else is served meanwhile.
+OVERHOP_LISTED_JOBS = 100_000
 # A retry that is this far away is no retry; and a scheduled time beyond the year 9999 cannot be written.
 OVERHOP_RETRY_MS = 10 * 365 * 86_400_000
 RELINK_MESSAGE_BYTES = Limit(

@@ -104,7 +104,7 @@ class Peer:
         """The answers; pushes are put aside."""
         answers = []
         for message in self.decoder.feed(self.exchange(b"".join(frames))):
-            (self.pushes if message.rid == "0" and message.type == T.DELIVER else answers).append(message)
+            (self.pushes if message.rid == "0" and message.type in (T.DELIVER, T.ENDED) else answers).append(message)
         return answers
 
     def say(self, type: int, payload: object = None, **fields: object) -> list[wire.Message]:
@@ -141,11 +141,16 @@ class Peer:
         self.gateway.settle()
         return jid
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def pushed(self) -> list[wire.Message]:
         """What is pushed now, and was since the last time."""
         self.gateway.settle()
         self.pushes += self.decoder.feed(self.session.pull(self.gateway.now))
         found, self.pushes = self.pushes, []
+        return found
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The same where it is jobs alone."""
+        found = self.pushed()
         assert all((push.type, push.rid) == (T.DELIVER, "0") for push in found)
         return [push.payload for push in found]
 

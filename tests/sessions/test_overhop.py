@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from headrace.config.schema import Key
+from headrace.sessions import overhop
 from headrace.sessions.overhop import Overhop
 from headrace.wire import overhop as wire
 from headrace.wire.overhop import MessageType as T
@@ -477,6 +478,77 @@ def test_status_tells_of_everything(gateway: OverhopGateway) -> None:
     assert set(told["queues"]) == {"_system"}
     assert told["queues"]["_system"]["filter"] == "queue._system.#"
     assert told["storage"]["full"] is False
+
+
+def test_idle_worker_is_told_that_its_queue_was_removed(gateway: OverhopGateway) -> None:
+    peer, idle = gateway.worker(), gateway.worker()
+    for name in ("mail", "other"):
+        peer.ok(T.ADDQUEUE, name=name)
+    sid = idle.subscribe("mail", 1)
+    idle.subscribe("other", 1)
+    woken: list[bool] = []
+    idle.session.connection = Woken(woken)
+    peer.ok(T.RMQUEUE, q="mail")
+    assert woken
+    (push,) = idle.pushed()
+    assert (push.type, push.rid, push.payload) == (T.ENDED, "0", {"q": "mail", "sid": sid})
+    assert idle.session.subscriptions == 1
+    assert gateway.shared.counters()["subscriptions_ended"] == 1
+    peer.enqueue("other")
+    assert len(idle.jobs()) == 1
+
+
+class Woken:
+    """Who carries a session's bytes."""
+
+    peer = name = "test"
+
+    def __init__(self, told: list[bool]) -> None:
+        self.told = told
+
+    def wake(self) -> None:
+        self.told.append(True)
+
+
+def test_nobody_is_told_of_removed_queues_without_the_extension(tmp_path: Path) -> None:
+    gateway = OverhopGateway(tmp_path, deliver=False)
+    peer = gateway.worker()
+    peer.ok(T.ADDQUEUE, name="mail")
+    sid = peer.subscribe("mail", 1)
+    peer.ok(T.RMQUEUE, q="mail")
+    assert peer.pushed() == []
+    assert peer.err(T.CREDIT, sid=sid, credits=1) == "SUBSCRIPTION_NOT_FOUND"
+    gateway.close()
+
+
+def test_queue_whose_topic_cannot_be_made_leaves_nothing_behind(tmp_path: Path) -> None:
+    gateway = OverhopGateway(tmp_path, bus={"max_topics": 2})
+    peer = gateway.worker()
+    gateway.bus.publish("one.more", b"")
+    assert peer.err(T.ADDQUEUE, name="mail") == "QUEUE_POOL_ERROR"
+    assert [one.owner for one in gateway.bus.subscriptions.values()] == ["_system"]
+    assert set(gateway.bus.notes()) == {b"queue._system"}
+    gateway.close()
+
+
+def test_one_list_of_jobs_looks_at_so_many_and_no_more(
+    gateway: OverhopGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overhop, "OVERHOP_LISTED_JOBS", 10)
+    peer = gateway.worker()
+    ids = [peer.enqueue("_system") for _ in range(12)]
+
+    def listed(status: str, page: int) -> list[str]:
+        told = peer.ok(T.LSJOB, q="_system", status=status, page=page, page_size=6)
+        return [job["jid"] for job in told["jobs"]]
+
+    assert [listed("waiting", page) for page in (1, 2, 3)] == [ids[:6], ids[6:10], []]
+    assert stats(peer, "_system") == {"waiting": 12}
+    last = peer.enqueue("_system", scheduled_at="2999-01-01T00:00:00Z")
+    assert listed("delayed", 1) == []
+    peer.subscribe("_system", 12)
+    assert len(peer.jobs()) == 12
+    assert listed("delayed", 1) == [last]
 
 
 def test_number_of_queues_is_bounded(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ cdef struct Counts:
     uint64_t bad_frames             # closed for a length, or for a payload that is no envelope
     uint64_t violations             # closed for a message out of order or with wrong fields
     uint64_t timeouts               # closed for not greeting or registering in time
+    uint64_t subscriptions_ended    # workers told that a queue of theirs was removed
     uint64_t refused                # ERR without closing
     uint64_t refused_full           # ENQUEUEs refused because the log had no room for block_timeout, or had failed
     uint64_t too_large              # messages that no envelope or no log can carry
@@ -90,6 +91,7 @@ cdef class OverhopSession(LoggedSession):
     cdef int find_job(self, const View* jid, uint64_t* offset) except -1
     cdef Seat seat_of(self, const View* sid, bint* valid)
     cdef int stand_up(self, Seat seat, int64_t now) except -1
+    cdef int tell_ended(self, int64_t now) except -1
     cdef int push(self, Seat seat, const Delivery* delivery, int64_t now) except -1
     cdef int promise(self) noexcept
     cdef int keep_promises(self, int64_t now) except -1

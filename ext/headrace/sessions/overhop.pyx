@@ -34,8 +34,8 @@ from headrace.sessions.queues cimport Queue, Queues
 from headrace.sessions.rights cimport Keyring, Rights
 from headrace.wire.bytes cimport View
 from headrace.wire.overhop cimport (
-    ADDQUEUE, CREDIT, DELIVER, DONE, ENQUEUE, ERR, EXTEND, FAIL, GQUEUE, HELLO, HI, IDENT, JOB, LEAST_LIMIT, LQUEUES, LSJOB,
-    MOST_LIMIT, OK, PAUSE, PING, PONG, QSTATS, REGISTER, RESUME, RMJOB, RMQUEUE, STATUS, SUBSCRIBE, TIME_CHARS, UNSUBSCRIBE,
+    ADDQUEUE, CREDIT, DELIVER, DONE, ENDED, ENQUEUE, ERR, EXTEND, FAIL, GQUEUE, HELLO, HI, IDENT, JOB, LEAST_LIMIT, LQUEUES,
+    LSJOB, MOST_LIMIT, OK, PAUSE, PING, PONG, QSTATS, REGISTER, RESUME, RMJOB, RMQUEUE, STATUS, SUBSCRIBE, TIME_CHARS, UNSUBSCRIBE,
     USUAL_LIMIT, Envelope, as_bin, as_int, as_text, bin_size, find_field, frame_size, int_size, is_nil, next_frame,
     open_frame, pack, put_bin, put_int, put_text, read_envelope, read_time, read_uuid, text_size, write_time, write_uuid,
 )
@@ -43,7 +43,7 @@ from headrace.wire.overhop cimport (
 from headrace import __version__
 from headrace.bus import STATUS_NAMES
 from headrace.errors import BusError, LogError
-from headrace.limits import OVERHOP_PAGE_JOBS, OVERHOP_RETRY_MS, OVERHOP_SUBSCRIPTIONS
+from headrace.limits import OVERHOP_LISTED_JOBS, OVERHOP_PAGE_JOBS, OVERHOP_RETRY_MS, OVERHOP_SUBSCRIPTIONS
 from headrace.sessions.queues import BadQueueName, DuplicateQueue, TooManyQueues
 from headrace.wire.overhop import Raw, time_text, unpack
 
@@ -463,6 +463,10 @@ cdef class OverhopSession(LoggedSession):
         self.hungry = False
         if not self.shared.deliver or self.closing or not self.bus.log.open or count == 0:
             return 0
+        if self.tell_ended(now):
+            count = len(self.seats)
+            if count == 0:
+                return 0
         self.turn = (self.turn + 1) % count
         for i in range(count):
             seat = self.seats[(self.turn + i) % count]
@@ -475,6 +479,19 @@ cdef class OverhopSession(LoggedSession):
                 self.push(seat, &delivery, now)
         self.bus.flush(now)
         return 0
+
+    cdef int tell_ended(self, int64_t now) except -1:
+        """Tells the worker which of its queues were removed; how many."""
+        cdef Seat seat
+        cdef int told = 0
+        for seat in list(self.seats):
+            if not seat.member.gone:
+                continue
+            self.stand_up(seat, now)
+            self.shared.counts.subscriptions_ended += 1
+            told += 1
+            self.answer(&ZERO, ENDED, pack({"q": seat.queue.name, "sid": seat.sid[:UUID_CHARS].decode()}))
+        return told
 
     cdef int push(self, Seat seat, const Delivery* delivery, int64_t now) except -1:
         cdef const RecordView* view = &delivery.view
@@ -783,7 +800,7 @@ cdef class OverhopSession(LoggedSession):
             raise Refused("INVALID_PAGE", "page is 1 or more")
         jobs = []
         room = self.shared.limit // 2
-        for offset in queue.subscription.offsets(status, (page - 1) * size, size, now):
+        for offset in queue.subscription.offsets(status, (page - 1) * size, size, looks=OVERHOP_LISTED_JOBS, now=now):
             record = self._record(queue, offset, now, room)
             if record is not None:
                 body = record["payload"]

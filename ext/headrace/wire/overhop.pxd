@@ -42,7 +42,8 @@ cdef enum Type:
     HI = 103
     IDENT = 104
     PONG = 105
-    DELIVER = 110               # the extension's push
+    DELIVER = 110               # the extension's pushes
+    ENDED = 111
 
 cdef enum Fault:                # why a payload is no envelope; in the order in which a fault is found
     SOUND = 0

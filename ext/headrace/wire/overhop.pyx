@@ -66,6 +66,7 @@ MessageType = IntEnum(
         ("IDENT", IDENT),
         ("PONG", PONG),
         ("DELIVER", DELIVER),
+        ("ENDED", ENDED),
     ],
     module=__name__,
 )

@@ -279,10 +279,14 @@ class OverhopClient(ReconnectingClient[Link]):
     # --- what a link tells its owner ------------------------------------------------------------------------
 
     def on_push(self, link: Link, message: Message) -> None:
-        if message.type != MessageType.DELIVER:
+        if message.type not in (MessageType.DELIVER, MessageType.ENDED):
             return  # a server may say more than this client knows
         sid = str(message.payload.get("sid"))
         worker = self._workers.get(sid)
+        if message.type == MessageType.ENDED:
+            if worker is not None:
+                worker.fail(QueueNotFound("QUEUE_NOT_FOUND", f"the queue {worker.queue!r} was removed"))
+            return
         if worker is not None:
             worker.on_job(message.payload)
         elif self._subscribing:

@@ -39,6 +39,7 @@ class MessageType(IntEnum):
     IDENT = 104
     PONG = 105
     DELIVER = 110
+    ENDED = 111
 
 class FrameError(ValueError):
     """The byte stream cannot be read on. `position` is the place in the stream, `kind` names the fault in two
