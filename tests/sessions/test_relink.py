@@ -621,6 +621,47 @@ def test_link_is_forgotten_after_its_grace_time(open_gateway: Opened) -> None:
     assert len(gateway.bus.notes(b"relink/link/")) == 1
 
 
+def test_links_that_were_never_used_leave_room_for_others(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_links=4)
+    connected, sender, reader = gateway.connect(), gateway.connect(), gateway.connect()
+    sender.send(sender.message(1, b"x"))
+    gateway.publish("demo.out.1", b"y")
+    assert shown(reader.send()) == ["message 1 y"]
+    reader.send(reader.ack(CONSUMED, 1))
+    for peer in (sender, reader):
+        peer.leave()
+    flood = [gateway.connect()]
+    for _ in range(20):
+        flood[-1].leave()
+        flood.append(gateway.connect())
+    assert all(peer.link for peer in flood)
+    assert gateway.shared.counters()["links_displaced"] == 20
+    assert len(gateway.bus.notes(b"relink/link/")) == 4
+    flood[-1].leave()
+    gateway.restart()
+    for peer in (sender, reader):
+        assert Peer(gateway, "demo", epoch=peer.epoch, link=peer.link, require=True).link == peer.link
+    newest = gateway.connect()  # those two of before the restart were never used either
+    assert newest.link
+    assert Peer(gateway, "demo", epoch=peer.epoch, link=connected.link, require=True).link == 0
+    assert gateway.connect().link
+    assert gateway.connect().answer is None
+    assert gateway.shared.counters()["handshakes_refused"] == 1
+
+
+def test_links_of_an_endpoint_that_is_gone_leave_no_notes(open_gateway: Opened) -> None:
+    gateway = open_gateway(endpoints=[Endpoint("demo", connector_transactions=True), Endpoint("other")])
+    peers = [gateway.connect(name) for name in ("demo", "demo", "other")]
+    for peer in peers:
+        peer.send(peer.message(1, b"uncommitted"))
+        peer.leave()
+    assert len(gateway.bus.notes(b"relink/kept/")) == 2
+    gateway.endpoints = [Endpoint("other")]
+    gateway.restart()
+    assert gateway.bus.notes(b"relink/kept/") == {}
+    assert set(gateway.bus.notes(b"relink/link/")) == {b"relink/link/%016x" % peers[2].link}
+
+
 def test_lost_log_is_a_new_epoch(open_gateway: Opened) -> None:
     peer = open_gateway().connect()
     gateway = open_gateway()

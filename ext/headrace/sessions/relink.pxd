@@ -24,6 +24,7 @@ cdef struct Counts:
     uint64_t links_replaced         # a newer connection took the link over
     uint64_t links_ended            # by the shutdown of both
     uint64_t links_expired          # nobody came back within the grace time
+    uint64_t links_displaced        # never used, alone, and in the way of new ones
     uint64_t bad_packets            # closed for a value that is not used, or beyond a limit
     uint64_t violations             # closed for something that the protocol does not allow at this place
     uint64_t forbidden              # closed for a channel whose topic the endpoint's key may not publish to
@@ -156,6 +157,7 @@ cdef class Link(Waker):
     cdef readonly Endpoint endpoint
     cdef RelinkSession session          # the connection that it is on; None
     cdef int64_t alone_since
+    cdef bint used                      # its peer sent or acknowledged a message
     cdef Channels ins
     cdef Channels outs
     cdef Subscription subscription
@@ -199,6 +201,7 @@ cdef class Relink:
     cdef readonly uint64_t epoch
     cdef dict endpoints                 # name in UTF-8 -> Endpoint
     cdef dict links                     # id -> Link
+    cdef dict unused                    # of these, those without a connection that were never used, oldest first
     cdef Bounds bounds
     cdef public int64_t handshake_timeout_us    # 0: none
     cdef public int64_t block_timeout_us
@@ -225,6 +228,7 @@ cdef class Relink:
     cdef Link revive(self, uint64_t id, bytes text, bytes since, int64_t now)
     cdef int redo(self, Link link, list runs, uint64_t done, int64_t now) except -1
     cdef int sweep(self, int64_t now) except -1
+    cdef bint room_for_link(self, int64_t now) except -1
     cdef Link new_link(self, Endpoint endpoint, int64_t now)
     cdef int publish_kept(self, Link link, InChannel channel, tuple entry, Message* message, int64_t now) except -100
 

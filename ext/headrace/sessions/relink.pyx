@@ -373,6 +373,7 @@ cdef class Link(Waker):
         """It is gone, for both peers."""
         cdef Bus bus = self.shared.bus
         self.shared.links.pop(self.id, None)
+        self.shared.unused.pop(self.id, None)
         bus.unsubscribe(self.subscription, now)
         for key in bus.notes(KEPT_KEY + b"%016x/" % self.id):
             bus.drop_note(key, now)
@@ -388,6 +389,7 @@ cdef class Link(Waker):
             return None
         channel = InChannel(id)
         channel.opened = self.next_kept
+        self.used = True
         self.find_topic(channel)
         self.ins.add(id, channel)
         self.change(channel)
@@ -489,6 +491,7 @@ cdef class Relink:
         self.max_links = max_links
         self.max_uncommitted = max_uncommitted
         self.links = {}
+        self.unused = {}
         self.endpoints = {}
         for endpoint in endpoints:
             self.endpoints[endpoint.name.encode()] = endpoint
@@ -560,9 +563,8 @@ cdef class Relink:
                 name = key[len(LINK_KEY):]
                 link = self.revive(int(name, 16), value, notes.get(SINCE_KEY + name, b""), now)
                 if link is None:                          # its endpoint is no more, or is another
-                    for other in notes:
-                        if other.endswith(b"/" + name) or other.startswith(KEPT_KEY + name + b"/"):
-                            self.bus.drop_note(other, now)
+                    for other in (key, SINCE_KEY + name, *self.bus.notes(KEPT_KEY + name + b"/")):
+                        self.bus.drop_note(other, now)
         self.bus.flush(now)
         return 0
 
@@ -683,6 +685,9 @@ cdef class Relink:
                 missing -= undone
         link.checkpoint(now)
         self.links[link.id] = link
+        link.used = bool(link.ins.items or [True for outside in link.outs.items if outside.base])
+        if not link.used:
+            self.unused[link.id] = link
         return link
 
     def read_entries(self, bytes text, at, count, dict states):
@@ -770,6 +775,17 @@ cdef class Relink:
                 self.counts.links_expired += 1
                 link.forget(now)
         return 0
+
+    cdef bint room_for_link(self, int64_t now) except -1:
+        """Whether there may be one more. Whoever connects makes one, and what nobody ever used is in nobody's way."""
+        cdef Link link
+        while <uint32_t>len(self.links) >= self.max_links:
+            if not self.unused:
+                return False
+            link = next(iter(self.unused.values()))
+            self.counts.links_displaced += 1
+            link.forget(now)
+        return True
 
     cdef Link new_link(self, Endpoint endpoint, int64_t now):
         cdef Link link = Link()
@@ -887,7 +903,7 @@ cdef class RelinkSession(LoggedSession):
             return 0
         shared.counts.handshakes += 1
         if link is None:
-            if <uint32_t>len(shared.links) >= shared.max_links:
+            if not shared.room_for_link(now):
                 shared.counts.handshakes_refused += 1
                 self.closing = True
                 return 0
@@ -910,6 +926,7 @@ cdef class RelinkSession(LoggedSession):
             self.resuming = True
         self.link = link
         link.session = self
+        shared.unused.pop(link.id, None)
         if endpoint.rights is not None:
             self.rights_changes = endpoint.rights.changes
         self.name_origin(endpoint.name)
@@ -1546,6 +1563,7 @@ cdef class RelinkSession(LoggedSession):
         if ahead == 0:
             return 0
         cursor += ahead
+        link.used = True
         if packet.type == UNCOMMITTED:
             self.on_uncommitted(channel, cursor, now)
         if packet.type == CONSUMED:
@@ -1872,6 +1890,8 @@ cdef class RelinkSession(LoggedSession):
                 link.write(NULL, 0, now)
             except LogError:
                 link.unwritten = True
+        if not link.used:
+            self.shared.unused[link.id] = link
         return 0
 
     cdef int tick(self, int64_t now) except -1:
