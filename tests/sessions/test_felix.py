@@ -490,6 +490,46 @@ def test_the_cache_is_bounded_and_what_was_used_least_goes_first(gateway: Passiv
     assert gateway.counted("cache_refused") == 1
 
 
+def said(gateway: PassiveFelix, **message: Any) -> Any:
+    """What one request on a stream of its own is answered, in a frame that is no larger than frames are."""
+    data = gateway.connect().stream().session.feed(twin.encode_message(message), gateway.now)
+    assert len(data) <= wire.HEADER_BYTES + gateway.shared.max_length
+    (answer,) = answers(data)
+    return answer
+
+
+@pytest.mark.parametrize("scope", [{}, SCOPE], ids=["plain", "scoped"])
+def test_a_value_that_no_answer_can_have_is_not_taken(tmp_path: Path, scope: dict[str, str]) -> None:
+    gateway = PassiveFelix(tmp_path, max_length=1000)
+    key = "k" * 20
+    largest = refused = 0
+    for size in range(0, 800, 3):
+        wish = put(key, bytes(size), **scope)
+        if len(twin.encode_message(wish)) > wire.HEADER_BYTES + 1000:
+            break
+        answer = said(gateway, **wish)
+        if answer == OK:
+            largest = size
+        else:
+            refused += 1
+            assert answer["message"] == "the value is too large: no frame could have it together with its key"
+        assert twin.unb64(said(gateway, **get(key, **scope))["value"]) == bytes(largest)
+    assert largest > 600
+    assert gateway.counted("cache_refused") == refused > 0
+    gateway.close()
+
+
+def test_no_answer_is_larger_than_a_frame_whatever_it_echoes(tmp_path: Path) -> None:
+    gateway = PassiveFelix(tmp_path, max_length=1000)
+    assert said(gateway, **put("k", bytes(600))) == OK
+    too_large = {"type": "error", "message": "the answer is too large for a frame"}
+    assert said(gateway, **get("k", request_id="r" * 50))["type"] == "cache_value"
+    assert said(gateway, **get("k", request_id="r" * 300)) == {**too_large, "request_id": "r" * 300}
+    assert said(gateway, **get("k", request_id="r" * 930)) == too_large
+    assert gateway.counted("too_large") == 3
+    gateway.close()
+
+
 def test_a_value_that_is_no_base64_is_refused(gateway: PassiveFelix, peer: Peer) -> None:
     (answer,) = peer.ask(**{**put("k", b""), "value": "!"})
     assert answer["message"] == "value is not Base64 with padding"

@@ -120,6 +120,7 @@ cdef class FelixStream(LoggedSession):
     cdef int refuse_with(self, object wish, bint acked, object error) except -1
     cdef int refuse_binary(self, str text) except -1
     cdef int say(self, object message) except -1
+    cdef bint say_if_it_fits(self, object message) except -1
     cdef int end(self) except -1
     cdef int bad_header(self, int bad, const uint8_t* data) except -1
 

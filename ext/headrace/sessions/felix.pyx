@@ -48,6 +48,8 @@ from headrace.wire.felix_json import (
     Subscribe, Subscribed, encode, quote, unescape,
 )
 
+TOO_LARGE = "the answer is too large for a frame"
+
 
 cdef enum:
     SHOWN_CHARS = 100           # of a name in an error's text
@@ -75,6 +77,13 @@ cdef inline bint given(value):
 
 cdef inline bint numeric(value):
     return isinstance(value, int)
+
+
+def cache_value(key, value, scope, id):
+    """The answer to a cache_get."""
+    if scope[0] is None:
+        return CacheValue(key, value, request_id=id)
+    return CacheValue(key, value, *scope, id)
 
 
 # --- what all share --------------------------------------------------------------------------------------------------
@@ -620,6 +629,12 @@ cdef class FelixStream(LoggedSession):
             rest = view_of(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
             if next_text(&rest, &text) or hr_b64_size(text.data, text.size) < 0:
                 raise Refused("value is not Base64 with padding", "bad_messages")
+            # Its key and scope are told beside it.
+            if len(encode(cache_value(wish.key, Raw(b'""'), scope, UNSET))) - 2 + len(value) > min(
+                self.shared.max_length, MAX_LENGTH
+            ):
+                self.shared.counts.cache_refused += 1
+                raise Refused("the value is too large: no frame could have it together with its key")
             if given(wish.ttl_ms) and wish.ttl_ms < (INT64_MAX - now) // 1000:
                 deadline = now + wish.ttl_ms * 1000
             self.shared.cache.put((*scope, wish.key), value, deadline, &self.shared.counts)
@@ -643,10 +658,9 @@ cdef class FelixStream(LoggedSession):
             found = self.shared.cache.get((*scope, wish.key), now, &self.shared.counts)
             id = wish.request_id if given(wish.request_id) else UNSET
             value = Raw(b"null" if found is None else found)
-            if given(wish.cache):
-                self.say(CacheValue(wish.key, value, *scope, id))
-            else:
-                self.say(CacheValue(wish.key, value, request_id=id))
+            if not self.say_if_it_fits(cache_value(wish.key, value, scope, id)):
+                self.shared.counts.too_large += 1
+                self.say(Error(TOO_LARGE, UNSET if reference else wish.request_id))
         return self.end() if given(wish.cache) and not given(wish.request_id) else 0
 
     # --- time and ends -------------------------------------------------------------------------------------------------
@@ -672,12 +686,20 @@ cdef class FelixStream(LoggedSession):
     # --- answers -------------------------------------------------------------------------------------------------------
 
     cdef int say(self, object message) except -1:
-        cdef bytes text
-        if self.one_way:
-            return 0
-        text = encode(message)
+        if not self.one_way and not self.say_if_it_fits(message):
+            # The id that it would echo may be as long as the request: what is said without one fits.
+            self.shared.counts.too_large += 1
+            self.say_if_it_fits(Error(TOO_LARGE))
+        return 0
+
+    cdef bint say_if_it_fits(self, object message) except -1:
+        """False where it is too large for a frame, and was not said."""
+        cdef bytes text = encode(message)
+        if <uint64_t>PyBytes_GET_SIZE(text) > min(self.shared.max_length, MAX_LENGTH):
+            return False
         self.out.commit(write_header(self.out.reserve(HEADER_SIZE), 0, <uint32_t>PyBytes_GET_SIZE(text)))
-        return self.out.put(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+        self.out.put(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+        return True
 
     cdef int refuse_with(self, object wish, bint acked, object error) except -1:
         self.count(error)
