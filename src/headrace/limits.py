@@ -229,6 +229,12 @@ QUIC_IDLE_TIMEOUT = Limit(
     1 * HOUR,
     "As most implementations have it: a peer whose machine is gone is forgotten after it.",
 )
+QUIC_HANDSHAKE_TIMEOUT = Limit(
+    10.0,
+    1.0,
+    1 * HOUR,
+    "Three round trips, and some that are lost; who never ends it would hold a connection for nothing.",
+)
 QUIC_KEEP_ALIVE = Limit(
     10.0,
     0.0,

@@ -637,6 +637,10 @@ class QuicConfig(Section, frozen=True):
         float,
         setting("How long a peer may not be heard of before it is gone.", Duration(limits.QUIC_IDLE_TIMEOUT)),
     ] = limits.QUIC_IDLE_TIMEOUT.default
+    handshake_timeout: Annotated[
+        float,
+        setting("How long a handshake may take.", Duration(limits.QUIC_HANDSHAKE_TIMEOUT), reload=True),
+    ] = limits.QUIC_HANDSHAKE_TIMEOUT.default
     keep_alive: Annotated[
         float,
         setting(

@@ -44,6 +44,10 @@ from headrace.substream import Substream, count, same_connection
 
 # How often sessions are told the time, and silence is looked at.
 TICK_SECONDS: Final = 0.25
+# Of max_connections, how many may be in their handshake: at most half, so that whoever floods the port leaves room for
+# others; and a quarter from addresses that are not proven. Beyond that a peer has to prove its own, as with `quic.retry`.
+YOUNG_SHARE: Final = 2
+UNPROVEN_SHARE: Final = 4
 # Error codes that a peer sees; the protocol defines none.
 NO_ERROR: Final = 0
 PROTOCOL_VIOLATION: Final = 1
@@ -163,11 +167,13 @@ class QuicListener:
         self.addresses = [opened.address for opened in sockets]
         self.peers = Peers(config.listen.felix.peers)
         self._engine: Engine = load_engine(config.quic.engine)
-        self._tokens = RetryTokens() if config.quic.retry else None
+        self._tokens = RetryTokens()
+        self._retry = config.quic.retry
         self._sockets = sockets
         self._endpoints: list[DatagramSocket] = []
         self._links: dict[bytes, Link] = {}  # by each of their connection ids
         self.links: set[Link] = set()
+        self._young: set[Link] = set()  # of these, those whose handshake is not done
         self._due: list[Substream] = []
         self._dirty: set[Link] = set()
         self._turn_scheduled = False
@@ -183,6 +189,7 @@ class QuicListener:
         """Takes over what may change while it runs."""
         listen = config.listen.felix
         self.keep_alive = config.quic.keep_alive
+        self.handshake_timeout = config.quic.handshake_timeout
         self.most_kept = listen.max_frame_bytes + limits.QUIC_BLOCKED_BYTES
         self.peers.replace(listen.peers)
         for link in self.links:
@@ -311,34 +318,44 @@ class QuicListener:
         if not header.initial or len(data) < SMALLEST_INITIAL or not self._accepting:
             return None
         if len(self.links) >= self.service.max_connections:
-            count(self.service, "refused")
-            log.limited(
-                "connection.refused",
-                key="felix",
-                protocol="felix",
-                peer=_text_of(address),
-                reason="too many connections",
-            )
+            self._refuse(address, "too many connections")
             return None
         first, retry = header.destination, None
-        if self._tokens is not None:
-            if not header.token:
-                other = os.urandom(CONNECTION_ID_BYTES)
-                token = self._tokens.make(address, first, other, now)
-                endpoint.send([(self._engine.retry(header, other, token), address)])
-                return None
+        most = self.service.max_connections
+        needs_token = self._retry or len(self._young) >= max(1, most // UNPROVEN_SHARE)
+        if header.token:
             try:
                 first, retry = self._tokens.open(header.token, address, first, now), first
             except ValueError:
-                return None
+                if needs_token:
+                    return None
+        elif needs_token:
+            other = os.urandom(CONNECTION_ID_BYTES)
+            token = self._tokens.make(address, first, other, now)
+            endpoint.send([(self._engine.retry(header, other, token), address)])
+            return None
+        if len(self._young) >= max(1, most // YOUNG_SHARE):
+            self._refuse(address, "too many handshakes are under way")
+            return None
         assert self.tls is not None
         link = Link(self, endpoint, self.tls.accept(first, retry), address, now)
         count(self.service, "opened")
         link.name = f"felix-{self.service.counters()['opened']}"
         self.links.add(link)
+        self._young.add(link)
         for cid in (header.destination, link.connection.host_cid):
             self.know(cid, link)
         return link
+
+    def _refuse(self, address: NetworkAddress, reason: str) -> None:
+        count(self.service, "refused")
+        log.limited(
+            "connection.refused", key="felix", protocol="felix", peer=_text_of(address), reason=reason
+        )
+
+    def grown(self, link: "Link") -> None:
+        """A connection's handshake is done."""
+        self._young.discard(link)
 
     def know(self, cid: bytes, link: "Link") -> None:
         self._links[cid] = link
@@ -354,6 +371,7 @@ class QuicListener:
         for cid in list(link.cids):
             self.forget(cid, link)
         self.links.discard(link)
+        self._young.discard(link)
         self._dirty.discard(link)
         count(self.service, "closed")
         if not self.links:
@@ -440,7 +458,8 @@ class Link:
         self._stuck: set[Substream] = set()
         self._overfull: set[Substream] = set()  # hold more than a blocked stream may
         self._later: dict[Substream, asyncio.TimerHandle] = {}
-        self._heard = now
+        self._began = self._heard = now
+        self._answered = False  # it was sent something
         self._stirred = now  # when something was last said, beside signs of life
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -519,6 +538,7 @@ class Link:
         self._names = self.connection.peer_names()
         rights = self.listener.peers.find(self._address[0], self._names)
         self._felix = self.listener.felix.peer(self.peer, rights, self._open_events)
+        self.listener.grown(self)
         log.debug("connection.made", connection=self.name, peer=self.peer, rights=self._felix.name)
 
     def _on_data(self, number: int, data: bytes, fin: bool) -> None:
@@ -693,7 +713,11 @@ class Link:
             self._broken(error)
             return
         if datagrams:
+            self._answered = True
             count(self.listener.service, "bytes_out", self.endpoint.send(datagrams))
+        elif not self._answered:
+            self.gone()  # what looked like a first packet was none: each that is one is acknowledged at once
+            return
         if self._stuck:
             for stream in list(self._stuck):
                 stream.sent()
@@ -754,7 +778,13 @@ class Link:
                 self.connection.reset_stream(stream.number, STALLED)
                 self._drop(stream)
                 self.listener.dirty(self)
-        if 0 < service.idle_timeout <= time_ - self._stirred and not self._closing:
+        if self._felix is None and time_ - self._began >= self.listener.handshake_timeout:
+            count(service, "idled")
+            log.debug("connection.idle", connection=self.name, peer=self.peer)
+            self.close(NO_ERROR, "the handshake took too long")
+            self.transmit()
+            self.gone()
+        elif 0 < service.idle_timeout <= time_ - self._stirred and not self._closing:
             count(service, "idled")
             log.debug("connection.idle", connection=self.name, peer=self.peer)
             self.close(NO_ERROR, "idle")
