@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.overhop import OverhopClient
-from headrace.clients.zeroctl import RequestRefused, ZeroctlClient
+from headrace.clients.zeroctl import NotAllowed, RequestRefused, ZeroctlClient
 from tests.gateway.gateways import GatewayProcess
 
 CONFIG = """
@@ -22,6 +22,20 @@ topic = "queue.mail.jobs"
 name = "void"
 key = "service.void"
 topic = "nobody.works.here"
+"""
+
+KEYS = """
+[[keys]]
+name = "asker"
+key = "asker-key"
+publish = ["service.#", "reply.#"]
+subscribe = ["reply.#"]
+
+[[keys]]
+name = "door"
+key = "door-key"
+publish = ["cmd.#"]
+subscribe = ["cmd.#"]
 """
 
 
@@ -63,6 +77,31 @@ def test_request_is_told_when_a_worker_has_done_its_job_and_when_it_failed(confi
 
     with gateway_of(config) as gateway:
         asyncio.run(talk(gateway))
+
+
+def test_answers_go_only_where_the_requester_may_publish(config: Path) -> None:
+    config.write_text(config.read_text() + KEYS)
+
+    async def talk(gateway: GatewayProcess) -> None:
+        at = gateway.places["zeroctl"]
+        async with (
+            ZeroctlClient(at, key="asker-key", node="asker") as asker,
+            ZeroctlClient(at, key="door-key", node="door") as door,
+            door.bind("cmd.door") as commands,
+        ):
+            for path in ("on-start", "on-finish"):
+                with pytest.raises(NotAllowed, match="may not publish to 'cmd.door', where the answer would go"):
+                    await asker.publish("service.mail.bulk", b"x", {path: "cmd.door"}, confirm=True)
+            task = await asker.request("service.mail.bulk", b"x")
+            assert task.id
+            await door.publish("cmd.door", b"last", confirm=True)
+            assert (await anext(commands)).body == b"last"
+
+    with gateway_of(config) as gateway:
+        asyncio.run(talk(gateway))
+        text = gateway.get("/metrics")[1]
+    for event, count in (("return_paths_refused", 2), ("service_accepted", 1), ("service_refused", 0)):
+        assert f'headrace_session_events_total{{event="{event}",protocol="zeroctl"}} {count}.0' in text
 
 
 def test_who_cannot_be_told_is_told_so(config: Path) -> None:

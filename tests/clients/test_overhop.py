@@ -117,6 +117,22 @@ def test_failed_job_comes_again_and_ends_in_the_dead_letters(tmp_path: Path) -> 
     run("uvloop", main)
 
 
+def test_worker_that_waits_hears_that_its_queue_was_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with OverhopBroker(tmp_path) as broker, OverhopClient(broker.address) as client:
+            await client.add_queue("short")
+            async with client.work("short") as jobs:
+                waiting = asyncio.create_task(anext(jobs))
+                await client.remove_queue("short")
+                with pytest.raises(QueueNotFound, match="'short' was removed"):
+                    await waiting
+            await client.enqueue("mail", 1)
+            async with client.work("mail") as jobs:
+                assert (await anext(jobs)).payload == 1
+
+    run("asyncio", main)
+
+
 def test_scheduled_job_waits(tmp_path: Path) -> None:
     async def main() -> None:
         async with OverhopBroker(tmp_path) as broker, OverhopClient(broker.address) as client:

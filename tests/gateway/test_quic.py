@@ -442,6 +442,56 @@ def test_connections_above_the_limit_are_refused(engine: str, tmp_path: Path) ->
         run(gateway, engine, talk)
 
 
+def open_connections(gateway: GatewayProcess) -> float:
+    return metric(gateway, "headrace_connections", protocol="felix")
+
+
+def test_datagrams_that_only_look_like_a_beginning_hold_no_connections(engine: str, tmp_path: Path) -> None:
+    noise = random.Random(11)
+
+    def initial() -> bytes:
+        ids = bytes([8]) + noise.randbytes(8) + bytes([8]) + noise.randbytes(8)
+        return b"\xc3\0\0\0\1" + ids + b"\0" + (0x4000 | 1190).to_bytes(2, "big") + noise.randbytes(1190)
+
+    sets = ("quic.idle_timeout=1h", "quic.handshake_timeout=1h", "listen.felix.max_connections=100")
+    with GatewayProcess(tmp_path, f"quic.engine={engine}", *sets) as gateway:
+        host, _, port = gateway.places["felix"].rpartition(":")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for _ in range(20):
+                sock.sendto(initial(), (host, int(port)))
+            gateway.until(
+                lambda: metric(gateway, "headrace_connections_closed_total", protocol="felix") == 20
+            )
+        assert open_connections(gateway) == 0
+        assert not gateway.named("quic.failed")
+
+
+def test_handshakes_that_nobody_ends_leave_room_for_others_and_end(engine: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        at = gateway.places["felix"]
+        silent = [QuicPeer(at, engine) for _ in range(20)]
+        for peer in silent:
+            peer.deaf = True
+            peer.connection.connect(peer.place, peer.loop.time())
+            peer.endpoint.send(peer.connection.datagrams_to_send(peer.loop.time()))
+        await asyncio.to_thread(gateway.until, lambda: open_connections(gateway) == 2)
+        async with QuicPeer(at, engine) as first, QuicPeer(at, engine) as second:
+            for peer in (first, second):
+                assert await peer.ask(**publish(request_id=1)) == {"type": "publish_ok", "request_id": 1}
+                assert peer.connection._retry_count == 1  # asked to show that its address is its own
+            await asyncio.to_thread(gateway.until, lambda: open_connections(gateway) == 2)
+            third = QuicPeer(at, engine)
+            async with third:
+                assert third.connection._retry_count == 0
+        for peer in silent:
+            peer.endpoint.close()
+
+    sets = (f"quic.engine={engine}", "quic.handshake_timeout=2s", "listen.felix.max_connections=8")
+    with GatewayProcess(tmp_path, *sets) as gateway:
+        asyncio.run(main())
+        assert metric(gateway, "headrace_connections_idled_total", protocol="felix") == 2
+
+
 def test_larger_datagrams_are_sent_where_both_sides_take_them(tmp_path: Path) -> None:
     async def talk(peer: QuicPeer) -> int:
         await peer.ask(**subscribe(subscription_id=1))
