@@ -8,6 +8,7 @@ from headrace.bus import Bus
 from headrace.carriers.carrier import Carrier
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log
+from headrace.nodes.services import Services
 from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.overhop import Overhop
 from headrace.sessions.queues import Queues
@@ -62,6 +63,7 @@ def test_the_manual_lists_every_event_of_zeroctl_and_of_carriers(tmp_path: Path)
     with Log(tmp_path, segment_bytes=256 * 1024, pool_segments=1) as log:
         bus = Bus(log)
         counted = list(Zeroctl(bus, Keyring(), node_name="n", node_uuid="u").counters())
+        counted += Services(bus, "n", "u", [], lambda run: None).counters()
         config = CarrierConfig(name="c", url="mqtt://x", take=["#"])
         carried = list(Carrier(config, bus, "n", "u").counts)
         bus.close()

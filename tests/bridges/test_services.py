@@ -90,7 +90,7 @@ def test_answers_go_only_where_the_requester_may_publish(config: Path) -> None:
             door.bind("cmd.door") as commands,
         ):
             for path in ("on-start", "on-finish"):
-                with pytest.raises(NotAllowed, match="may not publish to 'cmd.door', where the answer would go"):
+                with pytest.raises(NotAllowed, match="where the answer would go"):
                     await asker.publish("service.mail.bulk", b"x", {path: "cmd.door"}, confirm=True)
             task = await asker.request("service.mail.bulk", b"x")
             assert task.id

@@ -62,7 +62,9 @@ def test_census_counts_what_the_status_of_each_message_says(place: Place, seed: 
         act = source.randrange(9)
         if act <= 1:
             delay = source.choice([0, 0, 5, 50, 500])
-            offsets.append(place.publish("jobs.x", b"", not_before=now + delay * SECOND if delay else None, now=now))
+            offsets.append(
+                place.publish("jobs.x", b"", not_before=now + delay * SECOND if delay else None, now=now)
+            )
             place.publish("other", b"", now=now)
         elif act == 2:
             safe(place)

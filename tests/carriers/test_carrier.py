@@ -142,7 +142,9 @@ def test_answers_go_where_the_nodes_of_the_broker_could_publish(bus: Bus, path: 
         if answers:
             await carrier.take("service.jobs.a", fields, b"x", lambda: None)
         else:
-            with pytest.raises(BadMessage, match=f"would go to '{path}', which is not taken from this broker"):
+            with pytest.raises(
+                BadMessage, match=f"would go to '{path}', which is not taken from this broker"
+            ):
                 await carrier.take("service.jobs.a", fields, b"x", lambda: None)
         await carrier.take("service.other", fields, b"x", lambda: None)
         del fields["on-start"], fields["on-finish"]

@@ -104,6 +104,7 @@ def test_only_what_the_gateway_can_change_while_running_is_reloadable() -> None:
         "listen.felix.cache_entries",
         "listen.felix.cache_bytes",
         "quic.keep_alive",
+        "quic.handshake_timeout",
         "listen.relink.window",
         "listen.relink.max_outstanding",
         "listen.relink.max_links",

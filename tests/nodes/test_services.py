@@ -1,5 +1,6 @@
 """The gateway as a provider: tasks and answers, without sockets or a loop."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -54,7 +55,9 @@ class Gateway:
     def ask(self, key: str, body: bytes = b"work", answers: bool = True, **more: Any) -> None:
         fields = required("web1.example.com-parser", "1" * 32, body)
         fields |= {name.replace("_", "-"): value for name, value in more.items()}
-        self.bus.publish(key, body, headers=encode_header(fields), protocol=4, confirmed=True, answers=answers)
+        self.bus.publish(
+            key, body, headers=encode_header(fields), protocol=4, confirmed=True, answers=answers
+        )
 
     def seen(self, filter: str) -> list[tuple[dict[str, Any], bytes]]:
         """Headers and bodies of all that was ever published there."""
@@ -148,7 +151,7 @@ def test_job_that_was_not_made_here_is_told_of_only_where_its_sender_may_publish
 
 def fill(gateway: Gateway) -> None:
     """Leaves the log no room for messages."""
-    with pytest.raises(LogFull):
+    with contextlib.suppress(LogFull):
         while True:
             gateway.bus.publish("filler", bytes(1000))
 

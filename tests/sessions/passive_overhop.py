@@ -104,7 +104,9 @@ class Peer:
         """The answers; pushes are put aside."""
         answers = []
         for message in self.decoder.feed(self.exchange(b"".join(frames))):
-            (self.pushes if message.rid == "0" and message.type in (T.DELIVER, T.ENDED) else answers).append(message)
+            (self.pushes if message.rid == "0" and message.type in (T.DELIVER, T.ENDED) else answers).append(
+                message
+            )
         return answers
 
     def say(self, type: int, payload: object = None, **fields: object) -> list[wire.Message]:

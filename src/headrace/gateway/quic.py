@@ -45,7 +45,8 @@ from headrace.substream import Substream, count, same_connection
 # How often sessions are told the time, and silence is looked at.
 TICK_SECONDS: Final = 0.25
 # Of max_connections, how many may be in their handshake: at most half, so that whoever floods the port leaves room for
-# others; and a quarter from addresses that are not proven. Beyond that a peer has to prove its own, as with `quic.retry`.
+# others; and a quarter without a proof that their address is their own. Beyond that they are asked for it, as with
+# `quic.retry`.
 YOUNG_SHARE: Final = 2
 UNPROVEN_SHARE: Final = 4
 # Error codes that a peer sees; the protocol defines none.

@@ -10,8 +10,8 @@ FOR_EVER: Final = 0xFFFF_FFFF  # deliveries
 
 
 def durable_member(bus: Bus, filter: str, owner: str, waker: Waker) -> Member:
-    """A member of the at-least-once queue subscription of this owner, which is made if it is not there. A message is never
-    given up: a log without room, or a broker that is away, says nothing about it."""
+    """A member of the at-least-once queue subscription of this owner, which is made if it is not there. A message is
+    never given up: a log without room, or a broker that is away, says nothing about it."""
     for subscription in bus.subscriptions.values():
         if subscription.owner == owner and subscription.filter == filter.encode() and subscription.durable:
             break

@@ -181,7 +181,10 @@ class Services:
                 self._make_job(service, request, fields, task, on_finish)
         except (LogFull, LogFailed):
             raise
-        except (LogError, BusError) as error:  # it is too large with its task's name, or the topic cannot be made
+        except (
+            LogError,
+            BusError,
+        ) as error:  # it is too large with its task's name, or the topic cannot be made
             self._bus.forget(TASK_NOTE + task.encode())
             self._refuse(service, on_start, fields, str(error))
             return
@@ -214,9 +217,7 @@ class Services:
         if where:
             self._answer(where, fields, {"nak": 1, "reason": reason})
         self.refused += 1
-        log.limited(
-            "service.refused", key=service.config.name, service=service.config.name, reason=reason
-        )
+        log.limited("service.refused", key=service.config.name, service=service.config.name, reason=reason)
 
     def _task_name(self, fields: dict[str, Any], offset: int) -> str:
         node = fields.get("node-name")
@@ -231,7 +232,10 @@ class Services:
             self._bus.publish(where, body, headers=encode_header(fields), protocol=ZEROCTL, confirmed=True)
         except (LogFull, LogFailed):
             raise
-        except (LogError, BusError) as error:  # such a topic cannot be made, or such a message: not later either
+        except (
+            LogError,
+            BusError,
+        ) as error:  # such a topic cannot be made, or such a message: not later either
             log.limited("service.not_answered", topic=where, reason=str(error))
 
     # --- finished jobs --------------------------------------------------------------------------------------
