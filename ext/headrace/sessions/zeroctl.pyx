@@ -349,6 +349,8 @@ cdef class ZeroctlSession(LoggedSession):
         cdef uint32_t topic
         if path.size == 0:              # it was not asked for
             return None
+        if self.shared.map is not None and self.shared.map.topic(path.data[:path.size]) != path.data[:path.size]:
+            return f"answers go to the topic {shown(path.data, path.size)}, which by [[map]] is not the key's; reply.… is"
         topic = self.bus.log.find_topic(<const char*>path.data, path.size)
         if not self.rights.may_publish(topic, <const char*>path.data, path.size):
             return f"{self.forbidden('publish', path.data[:path.size])}, where the answer would go"

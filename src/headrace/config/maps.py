@@ -11,8 +11,8 @@ from headrace.mapping import Map, Rule
 
 Direction: TypeAlias = Literal["publish", "deliver"]
 
-# Keys that the gateway itself reads as a node of zeroctl: they are topics as they are.
-ZEROCTL_KEPT = ("discovery.{rest...}", "service.{rest...}")
+# Keys that the gateway itself reads and answers to as a node of zeroctl: they are topics as they are.
+ZEROCTL_KEPT = ("discovery.{rest...}", "service.{rest...}", "reply.{rest...}")
 
 
 def map_of(config: Config, listener: Protocol) -> Map | None:
