@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from headrace.admin import terminal
 from headrace.cli import main
-from headrace.clients import terminal
 from headrace.clients.admin import Moment, NoAnswer
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 

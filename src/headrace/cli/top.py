@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from headrace.admin.terminal import view
 from headrace.clients.admin import NoAnswer, admin_option, asker, look
 from headrace.clients.shell import run
-from headrace.clients.terminal import view
 
 
 async def watch(url: str, every: float, once: bool) -> None:
