@@ -18,8 +18,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from headrace.admin import terminal
+from headrace.admin.terminal import Moment
 from headrace.cli import main
-from headrace.clients.admin import Moment, NoAnswer
+from headrace.clients.admin import NoAnswer
 from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 
 

@@ -1,16 +1,30 @@
 """A gateway's status as a terminal shows it, drawn as tables. It knows the gateway only by what /api/status tells."""
 
+import time
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.clients.admin import Moment, Status
+Status = dict[str, Any]
 
 NO_RATE: Final = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A gateway's figures, and when they were asked for."""
+
+    at: float  # monotonic seconds
+    status: Status
+
+    @classmethod
+    def now(cls, status: Status) -> Self:
+        return cls(time.monotonic(), status)
 
 
 def rate(now: float | None, before: float | None, seconds: float) -> str:

@@ -18,8 +18,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from headrace.admin.terminal import Moment
 from headrace.cli.spark import SparkMissing
-from headrace.clients.admin import Moment, NoAnswer, asker, look
+from headrace.clients.admin import NoAnswer, ask_status, asker
 from headrace.clients.shell import INTERRUPTED, run
 from headrace.demo import plant as plants
 from headrace.demo.gateway import Gateway, GatewayFailed
@@ -126,7 +127,7 @@ class Demo:
             return None
         with contextlib.suppress(NoAnswer):  # if it has ended, somebody else says so
             await plant.look()
-            return await look(session, gateway.admin)
+            return Moment.now(await ask_status(session, gateway.admin))
         return None
 
 

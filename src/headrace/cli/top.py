@@ -8,24 +8,24 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace.admin.terminal import view
-from headrace.clients.admin import NoAnswer, admin_option, asker, look
+from headrace.admin.terminal import Moment, view
+from headrace.clients.admin import NoAnswer, admin_option, ask_status, asker
 from headrace.clients.shell import run
 
 
 async def watch(url: str, every: float, once: bool) -> None:
     console = Console()
     async with asker() as session:
-        now = await look(session, url)
+        now = Moment.now(await ask_status(session, url))
         if once:
             await asyncio.sleep(every)
-            console.print(view(await look(session, url), now))
+            console.print(view(Moment.now(await ask_status(session, url)), now))
             return
         with Live(view(now, None), console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(every)
                 try:
-                    now, before = await look(session, url), now
+                    now, before = Moment.now(await ask_status(session, url)), now
                 except NoAnswer as error:
                     # It may come back, as after a restart.
                     live.update(Text(str(error), style="bold red"), refresh=True)

@@ -2,9 +2,7 @@
 nothing of what the answers mean."""
 
 import json
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 import aiohttp
@@ -17,8 +15,6 @@ from headrace.errors import HeadraceError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Status = dict[str, Any]
-
 ANSWER_SECONDS: Final = 5.0
 
 
@@ -26,14 +22,6 @@ class NoAnswer(HeadraceError):
     """The admin address does not answer as a gateway does; the text says what came instead."""
 
     hint = "--at is where the gateway's web side listens, the 'admin=' of the line that it prints when it is ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A gateway's figures, and when they were asked for."""
-
-    at: float  # monotonic seconds
-    status: Status
 
 
 # --- whom ---------------------------------------------------------------------------------------------------
@@ -96,7 +84,6 @@ async def ask(session: aiohttp.ClientSession, url: str, path: str, needed: str) 
     raise NoAnswer(f"cannot ask the gateway at {url}: {reason}")
 
 
-async def look(session: aiohttp.ClientSession, url: str) -> Moment:
+async def ask_status(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """What a gateway tells of itself now."""
-    status = await ask(session, url, "/api/status", "listeners")
-    return Moment(time.monotonic(), status)
+    return await ask(session, url, "/api/status", "listeners")

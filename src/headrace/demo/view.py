@@ -8,8 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.admin.terminal import rate, size, view
-from headrace.clients.admin import Moment
+from headrace.admin.terminal import Moment, rate, size, view
 from headrace.clients.load import Latencies
 from headrace.demo.books import Reader, milliseconds
 from headrace.demo.plant import Plant
