@@ -10,8 +10,10 @@ from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from headrace.nodes.services import Services
 from headrace.sessions.blipmq import Blipmq
+from headrace.sessions.felix import Felix
 from headrace.sessions.overhop import Overhop
 from headrace.sessions.queues import Queues
+from headrace.sessions.relink import Relink
 from headrace.sessions.rights import Keyring
 from headrace.sessions.zeroctl import Zeroctl
 
@@ -52,10 +54,13 @@ def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
         counted = {
             "blipmq": list(Blipmq(bus, Keyring()).counters()),
             "overhop": list(Overhop(Queues(bus), Keyring()).counters()),
+            "felix": list(Felix(bus).counters()),
+            "relink": list(Relink(bus, Keyring(), []).counters()),
         }
         bus.close()
     for protocol, events in counted.items():
-        rows = re.findall(rf"^\| {protocol} \| (.*?) \|", MANUAL.read_text(), re.MULTILINE)
+        manual = MANUAL.read_text().partition("### Session events")[2].partition("label of `headrace_session_held`")[0]
+        rows = re.findall(rf"^\| {protocol} \| (.*?) \|", manual, re.MULTILINE)
         assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == events
 
 
