@@ -59,7 +59,11 @@ def test_the_manual_lists_every_session_event(tmp_path: Path) -> None:
         }
         bus.close()
     for protocol, events in counted.items():
-        manual = MANUAL.read_text().partition("### Session events")[2].partition("label of `headrace_session_held`")[0]
+        manual = (
+            MANUAL.read_text()
+            .partition("### Session events")[2]
+            .partition("label of `headrace_session_held`")[0]
+        )
         rows = re.findall(rf"^\| {protocol} \| (.*?) \|", manual, re.MULTILINE)
         assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == events
 
