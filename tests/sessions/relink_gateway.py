@@ -4,11 +4,13 @@ it is. It knows nothing of what the right answers are."""
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.bus import Bus, Received
 from headrace.config.schema import Key
+from headrace.errors import LogFull
 from headrace.log import Log
 from headrace.sessions.relink import Endpoint, Relink, RelinkSession
 from headrace.sessions.rights import Keyring
@@ -87,8 +89,18 @@ class RelinkGateway:
         return found
 
     def publish(self, topic: str, *payloads: bytes, **more: Any) -> None:
+        """As a loop would: where the next segment is still being prepared, it lets the log work and tries again."""
+
+        def taken(payload: bytes) -> bool:
+            try:
+                self.bus.publish(topic, payload, now=self.now, confirmed=True, **more)
+            except LogFull:
+                self.log.on_event(self.now)
+                return False
+            return True
+
         for payload in payloads:
-            self.bus.publish(topic, payload, now=self.now, confirmed=True, **more)
+            eventually(partial(taken, payload), "room in the log")
         self.log.sync_now()
 
     def connect(self, name: str = "demo", **hello: Any) -> "Peer":

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headrace.config.schema import Key
-from headrace.errors import LogFull
 from headrace.sessions.relink import Endpoint
 from headrace.wire import relink as wire
 from headrace.wire.relink import AckType, GeneralType, OperationType
@@ -988,21 +987,13 @@ def test_peer_that_comes_back_after_a_restart_has_no_more_channels_than_before(o
 def test_messages_that_retention_took_from_a_link_are_passed_over_and_counted(open_gateway: Opened) -> None:
     gateway = open_gateway(log={"segment_bytes": 1 << 18, "retention_bytes": 4 << 18}, window=1)
 
-    def publish(count: int) -> None:
-        for _ in range(count):
-            while True:
-                try:
-                    gateway.bus.publish("demo.out.1", bytes(100), now=gateway.now, confirmed=True)
-                    break
-                except LogFull:
-                    gateway.log.on_event(gateway.now)
-        gateway.log.sync_now()
-
     peer = gateway.connect()
-    publish(2000)
+    gateway.publish("demo.out.1", *[bytes(100)] * 2000)
     assert len(peer.send()) == 1
     peer.leave()
-    publish(20_000)  # the first ones are gone, those that have numbers among them
+    gateway.publish(
+        "demo.out.1", *[bytes(100)] * 20_000
+    )  # the first ones are gone, those that have numbers among them
     gateway.publish("demo.out.1", b"last")
     eventually(gateway.quiet, "prepared segments")
     back = gateway.connect(epoch=peer.epoch, link=peer.link)
