@@ -877,17 +877,35 @@ def test_many_channels_are_checkpointed_and_come_back(gateway: RelinkGateway, co
     assert sorted(shown(back.send(back.general(RESUME)))) == sorted(f"message {i} b" for i in range(100))
 
 
-def test_full_log_in_the_middle_of_a_commit_finishes_it_later(open_gateway: Opened) -> None:
-    gateway = open_gateway(log={"segment_bytes": 1 << 16, "retention_bytes": 5 << 16}, block_timeout=5)
+def filled_by_a_commit(gateway: RelinkGateway, size: int, answers: list[str]) -> Peer | None:
+    """Sends and commits until the log is full; None if that was in the middle of sending."""
     peer = gateway.connect("demo-tx")
     gateway.log.hold("sink", 0)
     sent = 0
-    answers: list[str] = []
-    while not peer.session.blocked:
-        answers += shown(peer.send(*[peer.message(1, b"%d" % (sent + i), bytes(900)) for i in range(8)]))
+
+    def blocks(*packets: bytes) -> bool:
+        """Waits where the next segment is only being prepared: that is not the full log which is meant."""
+        answers.extend(shown(peer.send(*packets)))
+        while peer.session.blocked and not gateway.log.full:
+            gateway.log.on_event(gateway.now)
+            answers.extend(shown(peer.send()))
+        return bool(peer.session.blocked)
+
+    while not blocks(*[peer.message(1, b"%d" % (sent + i), bytes(size)) for i in range(8)]):
         sent += 8
-        if not peer.session.blocked:
-            answers += shown(peer.send(peer.op(COMMIT, 1, sent - 1)))
+        if blocks(peer.op(COMMIT, 1, sent - 1)):
+            return peer
+    return None
+
+
+def test_full_log_in_the_middle_of_a_commit_finishes_it_later(open_gateway: Opened) -> None:
+    for size in range(900, 1500, 30):
+        gateway = open_gateway(log={"segment_bytes": 1 << 16, "retention_bytes": 5 << 16}, block_timeout=5)
+        answers: list[str] = []
+        peer = filled_by_a_commit(gateway, size, answers)
+        if peer is not None:
+            break
+    assert peer is not None
     gateway.now += 60 * SECOND
     gateway.log.release("sink")
     while peer.session.blocked:
@@ -986,14 +1004,12 @@ def test_peer_that_comes_back_after_a_restart_has_no_more_channels_than_before(o
 
 def test_messages_that_retention_took_from_a_link_are_passed_over_and_counted(open_gateway: Opened) -> None:
     gateway = open_gateway(log={"segment_bytes": 1 << 18, "retention_bytes": 4 << 18}, window=1)
-
     peer = gateway.connect()
     gateway.publish("demo.out.1", *[bytes(100)] * 2000)
     assert len(peer.send()) == 1
     peer.leave()
-    gateway.publish(
-        "demo.out.1", *[bytes(100)] * 20_000
-    )  # the first ones are gone, those that have numbers among them
+    # The first ones are gone, those that have numbers among them.
+    gateway.publish("demo.out.1", *[bytes(100)] * 20_000)
     gateway.publish("demo.out.1", b"last")
     eventually(gateway.quiet, "prepared segments")
     back = gateway.connect(epoch=peer.epoch, link=peer.link)
