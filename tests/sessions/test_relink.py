@@ -948,7 +948,7 @@ def test_empty_messages_that_are_uncommitted_are_as_limited_as_others(open_gatew
 
 
 def test_what_was_rolled_back_counts_until_the_note_that_it_is_in_is_gone(open_gateway: Opened) -> None:
-    gateway = open_gateway(max_uncommitted=1 << 18)
+    gateway = open_gateway(max_uncommitted=1 << 18, log={"segment_bytes": 1 << 22})
     peer = gateway.connect("demo-tx")
     for _ in range(20):
         # One note for both: the small one keeps it.
