@@ -537,6 +537,7 @@ RELOADED = {
     "listen.felix.cache_entries": "17",
     "listen.felix.cache_bytes": "18KiB",
     "quic.keep_alive": "9s",
+    "quic.handshake_timeout": "12s",
     "logging.level": "warning",
     "gateway.drain_timeout": "4s",
 }
@@ -602,6 +603,7 @@ def test_every_setting_that_may_change_while_running_does(
             quic = gateway._quic
             assert quic is not None
             assert quic.keep_alive == 9
+            assert quic.handshake_timeout == 12
             found = quic.peers.find("192.0.2.1")
             assert found is not None
             assert found.name == "all"
