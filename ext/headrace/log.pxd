@@ -60,6 +60,7 @@ cdef struct Segment:
     uint64_t end_offset     # one past the last message
     int64_t last_time
     uint64_t synced         # up to where a sync has covered it; the sync thread's
+    size_t piece            # what its file was written and is faulted in by; see platform.h
     int fd
     uint32_t seed
     int sealed

@@ -95,8 +95,10 @@ cdef extern from "platform.h" nogil:
     int hr_fdatasync(int fd)
     int hr_sync_range(int fd, uint8_t* base, uint64_t start, uint64_t end)
     int hr_sync_dir(const char* path)
-    int hr_fill(int fd, uint64_t start, uint64_t size)
-    void hr_prefault(void* base, size_t size)
+    size_t HR_SMALL_PIECE, HR_LARGE_PIECE
+    int hr_forget(int fd)
+    int hr_fill(int fd, uint64_t start, uint64_t size, size_t piece)
+    void hr_prefault(void* base, size_t size, size_t piece)
     void hr_prefetch_write(const void* p, size_t n)
     int hr_wake_open(int* fds)
     void hr_wake(int fd)
@@ -137,6 +139,7 @@ cdef enum:
     LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
     AHEAD = 768               # how far before the end of the log its lines are fetched,
     MOST_AHEAD = 1024         # and how much of them at once: beyond it the CPU sees by itself where this goes
+    LARGE_PIECE_SYNC = 16 << 20         # segments are prepared in large pieces where a usual sync covers this much
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -184,6 +187,7 @@ cdef struct State:
     int failed                 # errno of the sync that failed, or CLOSED; final
     uint64_t syncs
     uint64_t sync_us
+    uint64_t usual_sync        # bytes that a sync covers, a moving average
     uint64_t mark_count
     # prepare: segments made ahead of need
     Segment* pool[POOL_ROOM]
@@ -201,6 +205,7 @@ cdef struct State:
     int prepare_error          # errno of the last try, 0 after a success
     uint64_t prepared_new
     uint64_t prepared_recycled
+    uint64_t prepared_remade
     uint64_t segment_bytes
     uint8_t id[16]
     char dir[4096]
@@ -405,10 +410,12 @@ cdef inline void raise_event(State* st, int bit) noexcept nogil:
 
 
 cdef uint64_t unsynced_bytes(State* st) noexcept nogil:
-    """How much was appended since the last sync, with the lock held; whole segments count in full."""
+    """How much was appended since the last sync, with the lock held; whole segments count in full. One of an earlier life
+    may have been larger than those of this one."""
     cdef uint64_t end = (st.active.number << 40) | hr_load_acquire(&st.active_end)
     cdef uint64_t position = (<uint64_t>1 << 40) - 1
-    return ((end >> 40) - (st.synced_lsn >> 40)) * st.segment_bytes + (end & position) - (st.synced_lsn & position)
+    cdef uint64_t upto = ((end >> 40) - (st.synced_lsn >> 40)) * st.segment_bytes + (end & position)
+    return upto - (st.synced_lsn & position) if upto > st.synced_lsn & position else 0
 
 
 cdef void* sync_main(void* arg) noexcept nogil:
@@ -416,7 +423,7 @@ cdef void* sync_main(void* arg) noexcept nogil:
     cdef State* st = <State*>arg
     cdef Segment* active
     cdef Segment* segment
-    cdef uint64_t offset, end
+    cdef uint64_t offset, end, covered
     cdef int error
     cdef int64_t began, lazy_at, lazy_until = 0
     pthread_mutex_lock(&st.lock)
@@ -448,6 +455,7 @@ cdef void* sync_main(void* arg) noexcept nogil:
             pthread_cond_broadcast(&st.sync_done)
             continue
         st.sync_target = active
+        covered = unsynced_bytes(st) if st.synced_lsn else 0      # the first one covers all that was there before
         began = hr_now_us()
         error = 0
         # Sealed segments first, one at a time: one that goes away meanwhile needs no sync any more.
@@ -464,6 +472,7 @@ cdef void* sync_main(void* arg) noexcept nogil:
         st.sync_target = NULL
         st.syncs += 1
         st.sync_us += <uint64_t>(hr_now_us() - began)
+        st.usual_sync += (covered >> 3) - (st.usual_sync >> 3)
         if error:
             hr_store_int(&st.failed, error)
             raise_event(st, EVENT_FAILED)
@@ -550,8 +559,14 @@ cdef Segment* new_segment(State* st, uint64_t number, int fd, uint64_t size) noe
     return segment
 
 
+cdef size_t wanted_piece(State* st) noexcept nogil:
+    """What segments should be prepared in. A sync that covers little would write a large piece each time."""
+    return HR_LARGE_PIECE if hr_load_acquire(&st.usual_sync) >= LARGE_PIECE_SYNC else HR_SMALL_PIECE
+
+
 cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept nogil:
-    """A new file under its final name, allocated, zeroed and faulted in; its header synced."""
+    """A new file under its final name, allocated, zeroed and faulted in; its header synced. Large pieces of memory are had
+    more slowly, so a log grows in small ones."""
     cdef char path[PATH_ROOM]
     cdef char temporary[PATH_ROOM]
     cdef uint8_t* page
@@ -564,7 +579,7 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
     if fd < 0:
         error[0] = c_errno
         return NULL
-    error[0] = hr_fill(fd, 0, st.segment_bytes)
+    error[0] = hr_fill(fd, 0, st.segment_bytes, HR_SMALL_PIECE)
     if error[0]:
         c_close(fd)
         c_unlink(temporary)
@@ -574,6 +589,7 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
         error[0] = ENOMEM
         c_unlink(temporary)
         return NULL
+    segment.piece = HR_SMALL_PIECE
     write_header(segment.base, st.id, number, segment.size)
     # The header and where the file's blocks are must be on disk. Its zeros need not: blocks that were never written read
     # as zeros too, and waiting for them would make new segments no faster than the disk.
@@ -582,7 +598,7 @@ cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept no
         free_segment(segment)
         c_unlink(temporary)
         return NULL
-    hr_prefault(segment.base, segment.size)
+    hr_prefault(segment.base, segment.size, HR_SMALL_PIECE)
     return segment
 
 
@@ -596,33 +612,64 @@ cdef void unlink_segment(State* st, Segment* segment) noexcept nogil:
     free_segment(segment)
 
 
+cdef int remake_segment(Segment* segment, size_t piece) noexcept nogil:
+    """Gives a retired file memory in other pieces, and zeros. Its blocks stay its own, so a full disk is not met."""
+    cdef uint8_t* fresh
+    munmap(segment.base, segment.size)
+    segment.base = NULL
+    if hr_forget(segment.fd) != 0 or hr_fill(segment.fd, 0, segment.size, piece) != 0:
+        return -1
+    fresh = <uint8_t*>mmap(NULL, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, segment.fd, 0)
+    if <void*>fresh == MAP_FAILED:
+        return -1
+    segment.base = fresh
+    segment.piece = piece
+    return 0
+
+
 cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noexcept nogil:
     """A retired file under a new number, or NULL where it had to be unlinked (a reader holds it, or it has another size)."""
     cdef char old[PATH_ROOM]
     cdef char path[PATH_ROOM]
+    cdef char temporary[PATH_ROOM]
+    cdef char* fresh = path
+    cdef size_t piece = wanted_piece(st)
+    # Only where there is time for it: the pool wants this one and no other.
+    cdef bint remade = segment.piece != piece and hr_load_int(&st.pool_count) >= st.pool_target - 1
     cdef int fd = -1
     segment_path(st, segment.number, old)
     segment_path(st, number, path)
+    if remade:
+        snprintf(temporary, PATH_ROOM, b"%s/prepare.tmp", st.dir)
+        fresh = temporary
     if segment.size == st.segment_bytes:
         fd = c_open(old, O_RDWR | O_CLOEXEC)          # its own one: the sync thread may be about to close the other
     # The new name must be on disk before the first byte changes: else a power cut could leave an old name on new bytes.
-    if fd < 0 or flock(fd, LOCK_EX | LOCK_NB) != 0 or c_rename(old, path) != 0 or hr_sync_dir(st.dir) != 0:
+    if fd < 0 or flock(fd, LOCK_EX | LOCK_NB) != 0 or c_rename(old, fresh) != 0 or hr_sync_dir(st.dir) != 0:
         if fd >= 0:
             c_close(fd)
-        c_unlink(path)
+        c_unlink(fresh)
         unlink_segment(st, segment)
         return NULL
     forget_sealed(st, segment)
     if segment.fd >= 0:
         c_close(segment.fd)
     segment.fd = fd
+    if remade and remake_segment(segment, piece) != 0:
+        c_unlink(fresh)
+        free_segment(segment)
+        return NULL
     write_header(segment.base, st.id, number, segment.size)
     # Its header alone: what else it holds is not wanted any more, and stays writable where it is not written back.
-    if hr_sync_range(fd, segment.base, 0, SEGMENT_HEADER) != 0:
+    if hr_sync_range(fd, segment.base, 0, SEGMENT_HEADER) != 0 or (
+        remade and (c_rename(temporary, path) != 0 or hr_sync_dir(st.dir) != 0)
+    ):
+        c_unlink(fresh)
         c_unlink(path)
         free_segment(segment)
         return NULL
     flock(fd, LOCK_UN)
+    st.prepared_remade += remade
     segment.number = number
     segment.seed = seed_of(st.id, number)
     segment.end = SEGMENT_HEADER
@@ -630,7 +677,7 @@ cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noex
     segment.last_time = 0
     segment.sealed = 0
     segment.index = NULL
-    hr_prefault(segment.base, segment.size)
+    hr_prefault(segment.base, segment.size, segment.piece)
     return segment
 
 
@@ -1695,9 +1742,10 @@ cdef class Log:
     def stats(self):
         """Counters since the log was opened, and where it stands."""
         cdef State* st = self.st
-        cdef uint64_t syncs, sync_us, made, recycled
+        cdef uint64_t syncs, sync_us, made, recycled, remade
         pthread_mutex_lock(&st.lock)
         syncs, sync_us, made, recycled = st.syncs, st.sync_us, st.prepared_new, st.prepared_recycled
+        remade = st.prepared_remade
         pthread_mutex_unlock(&st.lock)
         return {
             "records": self.appended_records, "bytes": self.appended_bytes, "refused_full": self.refused_full,
@@ -1705,7 +1753,7 @@ cdef class Log:
             "synced_offset": hr_load_acquire(&st.synced_offset), "segments": self.segments_count,
             "segment_bytes": st.segment_bytes, "pool_segments": max(0, hr_load_int(&st.pool_count) - RESERVED_SEGMENTS),
             "max_segments": self.max_segments, "syncs": syncs, "sync_seconds": sync_us / 1e6,
-            "prepared_new": made, "prepared_recycled": recycled,
+            "prepared_new": made, "prepared_recycled": recycled, "prepared_remade": remade,
             "retired_segments": self.retired_segments, "overrun_holds": self.overrun_holds,
             "topics": self.names_count - 1,
         }
@@ -1866,7 +1914,7 @@ cdef _Found find_segment(const uint8_t* id, str path, uint64_t number, bint writ
     size = <uint64_t>info.st_size
     if writable and (size < MIN_SEGMENT or size % 4096):
         size = max(<uint64_t>MIN_SEGMENT, (size + 4095) & ~<uint64_t>4095)
-        error = hr_fill(fd, <uint64_t>info.st_size, size)
+        error = hr_fill(fd, <uint64_t>info.st_size, size, HR_SMALL_PIECE)
         if error:
             c_close(fd)
             raise OSError(error, os.strerror(error), file)
@@ -1880,6 +1928,7 @@ cdef _Found find_segment(const uint8_t* id, str path, uint64_t number, bint writ
     found.segment.number = number
     found.segment.fd = fd
     found.segment.size = size
+    found.segment.piece = HR_SMALL_PIECE
     found.segment.seed = seed_of(id, number)
     found.segment.base = <uint8_t*>mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), MAP_SHARED, fd, 0)
     if <void*>found.segment.base == MAP_FAILED:
@@ -2149,7 +2198,7 @@ cdef class _Opening:
                 and st.pool_count < st.pool_target
             ):
                 write_header(segment.base, st.id, segment.number, segment.size)
-                hr_prefault(segment.base, segment.size)
+                hr_prefault(segment.base, segment.size, HR_SMALL_PIECE)
                 found.segment = NULL
                 st.pool[st.pool_count] = segment
                 st.pool_count += 1

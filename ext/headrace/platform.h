@@ -108,6 +108,13 @@ static inline int hr_fdatasync(int fd) {
     return rc;
 }
 
+/* What the log's own threads do to a file they do in pieces, because a kernel that does not preempt itself lets others on
+   this CPU run in between only. A piece is also what the page cache keeps together, where the filesystem can: its pages
+   become dirty, are written back and are protected from writing together. So large pieces cost a five-hundredth of the
+   page faults, and a sync of a few bytes writes a whole one. */
+#define HR_SMALL_PIECE ((size_t)256 << 10)
+#define HR_LARGE_PIECE ((size_t)2 << 20) /* what one entry of the page table's upper level maps */
+
 /* Makes [from, to) of a mapped file durable, and its first page with it. Only what was written since the last time is
    given: syncing the whole file would write out, and write-protect, the pages that were faulted in ahead of need.
    0, or -1 with errno. */
@@ -117,6 +124,15 @@ static inline int hr_sync_range(int fd, uint8_t *base, uint64_t from, uint64_t t
         (errno != ENOSYS || msync(base, 4096, MS_SYNC) != 0))
         return -1;
     from &= ~(uint64_t)4095;
+    /* A long range is first sent on its way piece by piece. */
+    for (uint64_t at = from; to - from > HR_LARGE_PIECE && at < to; at += HR_LARGE_PIECE) {
+        uint64_t part = to - at < HR_LARGE_PIECE ? to - at : HR_LARGE_PIECE;
+        if (sync_file_range(fd, (off_t)at, (off_t)part, SYNC_FILE_RANGE_WRITE) != 0) {
+            if (errno != ENOSYS) return -1;
+            break;
+        }
+        sched_yield();
+    }
     return msync(base + from, to - from, MS_SYNC); /* an fsync of this range: it ends with the device's flush */
 #else
     (void)from;
@@ -135,14 +151,9 @@ static inline int hr_sync_dir(const char *path) {
     return rc;
 }
 
-/* What is done ahead of need is done in pieces of this size: a kernel that does not preempt itself lets others on this CPU
-   run in between only, and a piece takes less than a millisecond. */
-#define HR_PIECE ((size_t)256 << 10)
-
 /* Allocates the file's blocks and writes zeros over [from, size), so that a later store into its mapping needs no
    new block and cannot meet a full disk. 0 or an errno. */
-static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
-    const size_t chunk = HR_PIECE;
+static inline int hr_fill(int fd, uint64_t from, uint64_t size, size_t piece) {
     char *zeros;
 #ifdef __linux__
     if (size > from) {
@@ -153,10 +164,10 @@ static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
         if (rc != 0 && rc != EOPNOTSUPP && rc != EINVAL) return rc;
     }
 #endif
-    zeros = calloc(1, chunk);
+    zeros = calloc(1, piece);
     if (zeros == NULL) return ENOMEM;
     while (from < size) {
-        size_t want = size - from < chunk ? (size_t)(size - from) : chunk;
+        size_t want = size - from < piece ? (size_t)(size - from) : piece;
         ssize_t wrote = pwrite(fd, zeros, want, (off_t)from);
         if (wrote < 0) {
             int saved = errno;
@@ -171,15 +182,24 @@ static inline int hr_fill(int fd, uint64_t from, uint64_t size) {
     return 0;
 }
 
+/* Writes out a file that nobody maps, and has the system forget what it keeps of it in memory. 0, or -1 with errno. */
+static inline int hr_forget(int fd) {
+    if (hr_fdatasync(fd) != 0) return -1;
+#ifdef POSIX_FADV_DONTNEED
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+    return 0;
+}
+
 /* Makes every page of a shared mapping present and writable without changing it, so that the first store into
    it takes no page fault. */
-static inline void hr_prefault(void *base, size_t size) {
+static inline void hr_prefault(void *base, size_t size, size_t piece) {
     size_t at = 0;
 #ifdef __linux__
     while (at < size) {
-        size_t piece = size - at < HR_PIECE ? size - at : HR_PIECE;
-        if (madvise((char *)base + at, piece, 23) != 0) break; /* MADV_POPULATE_WRITE, newer than some headers */
-        at += piece;
+        size_t part = size - at < piece ? size - at : piece;
+        if (madvise((char *)base + at, part, 23) != 0) break; /* MADV_POPULATE_WRITE, newer than some headers */
+        at += part;
         sched_yield();
     }
 #endif

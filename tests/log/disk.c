@@ -282,6 +282,7 @@ int sync_file_range(int fd, off64_t at, off64_t size, unsigned flags) {
     int *file;
     if (watch == NULL || path_of(fd, room) == NULL || fstat(fd, &info) != 0)
         return REAL(sync_file_range)(fd, at, size, flags);
+    if (!(flags & SYNC_FILE_RANGE_WAIT_AFTER)) return 0; /* on its way, and lost with the power */
     pthread_mutex_lock(&lock);
     file = file_of(info.st_ino);
     for (off64_t end = at + size; file != NULL && at < end; at += PAGE)

@@ -79,6 +79,45 @@ def test_segments_are_recycled_not_made_anew(directory: Path, open_log: OpenLog)
     assert {os.stat(path).st_ino for path in directory.glob("*.seg")} == inodes
 
 
+def test_segments_are_remade_where_syncs_become_large_and_again_where_they_become_small(
+    directory: Path, open_log: OpenLog
+) -> None:
+    segment = 4 << 20
+    log = open_log(sync="none", segment_bytes=segment, pool_segments=1, retention_bytes=6 * segment)
+    topic = log.topic("a")
+    payload = bytes(range(250)) * 4000
+    fill_pool(log)
+
+    def append_until_remade(times: int) -> None:
+        def remade() -> bool:
+            append(log, topic, log.appended.to_bytes(8, "little") + payload)
+            fill_pool(log)
+            return bool(log.stats()["prepared_remade"] >= times)
+
+        eventually(remade)
+
+    for _ in range(160):
+        append(log, topic, log.appended.to_bytes(8, "little") + payload)
+    log.sync_now()
+    assert log.stats()["prepared_remade"] == 0
+    inodes = {os.stat(path).st_ino for path in directory.glob("*.seg")}
+    append_until_remade(6)
+    for _ in range(30):
+        append(log, topic, log.appended.to_bytes(8, "little") + payload)
+        log.sync_now()
+    append_until_remade(12)
+    settle(log)
+    assert {os.stat(path).st_ino for path in directory.glob("*.seg")} == inodes
+    first, appended = log.first, log.appended
+    log.close()
+    log = open_log(sync="none", segment_bytes=segment, pool_segments=1, retention_bytes=6 * segment)
+    assert (log.recovery.cut_bytes, log.recovery.damage) == (0, ())
+    assert (log.first, log.appended) == (first, appended)
+    for offset, record in enumerate(log.reader(), first):
+        assert (record.offset, record.payload) == (offset, offset.to_bytes(8, "little") + payload)
+    assert verify(directory).problems == []
+
+
 def test_retention_can_be_changed_while_running(directory: Path, open_log: OpenLog) -> None:
     log = open_log(sync="none", retention_bytes=20 * SEGMENT)
     append_many(log, log.topic("a"), bytes(2000 * 1000), 1000)
@@ -91,6 +130,24 @@ def test_retention_can_be_changed_while_running(directory: Path, open_log: OpenL
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert [record.offset for record in log.reader()] == list(range(log.first, 2000))
     assert verify(directory).problems == []
+
+
+def test_larger_segments_of_an_earlier_life_do_not_make_syncs_look_large(open_log: OpenLog) -> None:
+    log = open_log(sync="none", segment_bytes=16 * SEGMENT, retention_bytes=0)
+    topic = log.topic("a")
+    while log.segments()[-1].bytes < 12 * SEGMENT:
+        append(log, topic, bytes(1000))
+    log.close()
+    log = open_log(sync="none", retention_bytes=0)
+    topic = log.topic("a")
+    last = log.segments()[-1].number
+    while log.segments()[-1].number == last:
+        append(log, topic, bytes(1000))
+    log.sync_now()
+    while log.stats()["prepared_recycled"] < 10:
+        append(log, topic, bytes(1000))
+        fill_pool(log)
+    assert log.stats()["prepared_remade"] == 0
 
 
 # --- by age -------------------------------------------------------------------------------------------------

@@ -99,6 +99,9 @@ LOG: Final = {
     "sync_seconds": _counter("log_sync_seconds", "Time that syncs took."),
     "prepared_new": _counter("log_segments_created", "Segments prepared as new files."),
     "prepared_recycled": _counter("log_segments_recycled", "Segments prepared from retired ones."),
+    "prepared_remade": _counter(
+        "log_segments_remade", "Recycled segments that were given memory in larger or smaller pieces."
+    ),
     "retired_segments": _counter("log_segments_retired", "Segments that retention let go."),
     "overrun_holds": _counter(
         "log_holds_overrun", "Times that a cursor lost messages because on_full is drop_oldest."
