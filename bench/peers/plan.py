@@ -2,7 +2,7 @@
 knows nothing of the figures that should come out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 SIZES = (16, 100, 256, 1024)
@@ -12,6 +12,10 @@ BUDGET_SIZES = (100, 256)
 # spare: beyond them it measures how fast segments are prepared, which is what `sustained` is for.
 BURST_BYTES = 128 << 20
 RECORD_BYTES = 80  # more than a log record needs beside the payload
+
+# The highest rate that lasts is found with twice what the gateway's log keeps (servers.RETENTION): after the first such
+# run the log has its size and goes on in recycled segments, as it does in a long run.
+LASTING_BYTES = 2 << 30
 
 # The same pipelining for all that confirm: at most so many messages unconfirmed on a connection, written
 # (and, in BlipMQ, followed by the PING whose answer confirms them) so many at a time.
@@ -223,8 +227,9 @@ def _roundtrip(scale: Scale) -> Iterator[Cell]:
 
 def _latency(scale: Scale) -> Iterator[Cell]:
     for size in _budget_sizes(scale):
-        # A burst finds the maximum rate; then comes the timed run at half of it.
-        amount = replace(_burst(scale, size), seconds=scale.latency_seconds)
+        # The second of two long bursts finds the highest rate that lasts; then comes the timed run at half of it.
+        messages = int(LASTING_BYTES / (size + RECORD_BYTES) * scale.share)
+        amount = Amount(messages=messages, seconds=scale.latency_seconds, bursts=1, pause=scale.pause)
         contenders = (Contender.HEADRACE, Contender.NATS)
         yield Cell(Family.LATENCY, size, 1, contenders, amount, scale.rounds, scale.sync_qos0)
 
