@@ -308,7 +308,8 @@ class Deliveries(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="headrace-bus-")
         self.place = Place(Path(self.directory.name) / "log")
-        self.place.open(max_deliveries=1000)
+        # More than can be published in one life, so that retention takes nothing.
+        self.place.open(max_deliveries=1000, retention_bytes=64 * 65536)
         self.random = random.Random(seed)
         self.subscription = durable(self.place)
         self.member = self.subscription.join(None, -1, START)
