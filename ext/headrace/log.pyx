@@ -139,7 +139,6 @@ cdef enum:
     LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
     AHEAD = 768               # how far before the end of the log its lines are fetched,
     MOST_AHEAD = 1024         # and how much of them at once: beyond it the CPU sees by itself where this goes
-    LARGE_PIECE_SYNC = 16 << 20         # segments are prepared in large pieces where a usual sync covers this much
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
 cdef enum Policy:
@@ -188,6 +187,7 @@ cdef struct State:
     uint64_t syncs
     uint64_t sync_us
     uint64_t usual_sync        # bytes that a sync covers, a moving average
+    uint64_t large_sync        # where that is as much, recycled segments get memory in large pieces
     uint64_t mark_count
     # prepare: segments made ahead of need
     Segment* pool[POOL_ROOM]
@@ -561,7 +561,7 @@ cdef Segment* new_segment(State* st, uint64_t number, int fd, uint64_t size) noe
 
 cdef size_t wanted_piece(State* st) noexcept nogil:
     """What segments should be prepared in. A sync that covers little would write a large piece each time."""
-    return HR_LARGE_PIECE if hr_load_acquire(&st.usual_sync) >= LARGE_PIECE_SYNC else HR_SMALL_PIECE
+    return HR_LARGE_PIECE if hr_load_acquire(&st.usual_sync) >= st.large_sync else HR_SMALL_PIECE
 
 
 cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept nogil:
@@ -871,7 +871,8 @@ cdef class Log:
         self.st.wake_fds[0] = self.st.wake_fds[1] = -1
 
     def __init__(self, path, *, str sync="always", uint64_t segment_bytes=64 << 20, int pool_segments=3,
-                 uint64_t retention_bytes=4 << 30, double retention_seconds=0, str on_full="block"):
+                 uint64_t retention_bytes=4 << 30, double retention_seconds=0, str on_full="block",
+                 uint64_t large_sync=16 << 20):
         cdef State* st = self.st
         if segment_bytes < MIN_SEGMENT or segment_bytes > MAX_SEGMENT or segment_bytes % 4096:
             raise ValueError(f"segment_bytes must be a multiple of 4096 from {MIN_SEGMENT} to {MAX_SEGMENT}")
@@ -896,6 +897,7 @@ cdef class Log:
         st.every = number if st.policy == POLICY_EVERY else 0
         st.lazy_us = LAZY_SYNC_US if st.policy == POLICY_ALWAYS else number * 1000 if st.policy == POLICY_INTERVAL else 0
         st.segment_bytes = segment_bytes
+        st.large_sync = large_sync
         st.pool_target = pool_segments + RESERVED_SEGMENTS
         self.max_segments = max(<Py_ssize_t>(retention_bytes // segment_bytes), st.pool_target + 2)
         self.max_record = segment_bytes // 2

@@ -112,7 +112,10 @@ class Log:
         retention_bytes: int = 4294967296,
         retention_seconds: float = 0,
         on_full: str = "block",
-    ) -> None: ...
+        large_sync: int = 16777216,
+    ) -> None:
+        """Where a usual sync covers `large_sync` bytes, recycled segments are remade in large pieces of memory."""
+
     @property
     def id(self) -> bytes: ...
     @property
