@@ -124,7 +124,8 @@ def test_what_was_safe_survives_a_power_cut(
             "segment_bytes": 65536 * chance.choice((1, 1, 2)),
             "pool_segments": chance.choice((1, 2)),
             "retention_bytes": chance.choice((0, 10 * 65536)),
-            "large_sync": chance.choice((1 << 24, 1000, 10_000)),  # segments are never, mostly or now and then remade
+            # Recycled segments are never remade, mostly, or now and then.
+            "large_sync": chance.choice((1 << 24, 1000, 10_000)),
         }
         place = memory / f"disk-{disks}"
         task = {"options": options, "sizes": sizes, "seed": chance.getrandbits(32)}

@@ -737,6 +737,7 @@ cdef class Relink:
         cdef int rc
         # It was let through by the limits of its time, which are perhaps not those of today.
         cdef Bounds bounds = Bounds(UINT32_MAX, UINT32_MAX, <uint64_t>1 << 40)
+        memset(&packet, 0, sizeof(RawPacket))
         if next_packet(data, <Py_ssize_t>entry[3] - start, link.endpoint.connector_size, 0, &bounds, &packet, &used,
                        &wanted) != 1:
             raise LogError("an uncommitted message in the log is damaged")
