@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.mapping import CACHED, Map, Pattern, Rule, TopicPattern
+from headrace.mapping import CACHED, LONGEST_CACHED, Map, Pattern, Rule, TopicPattern
 from headrace.trie import matches
 
 NAMES = ("a", "b", "c")
@@ -189,6 +189,9 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(CACHED + 10):
         assert own.topic(b"a.%d" % number) == b"b.%d" % number
     assert len(own._topics) <= CACHED
+    long = b"a." + b"x" * LONGEST_CACHED
+    assert own.topic(long) == b"b" + long[1:]
+    assert long not in own._topics
 
 
 def test_topic_pattern_is_one_of_words() -> None:

@@ -13,7 +13,8 @@ from typing import Final
 _TOKEN: Final = re.compile(r"\{([^{}]*)\}|([./])|([^{}./]+)|(.)", re.DOTALL)
 _NAME: Final = re.compile(r"([a-z][a-z0-9_]*)(\.\.\.)?")
 _WILDCARDS: Final = frozenset("*#")
-CACHED: Final = 65_536  # addresses, and as many topics, whose counterpart a map remembers
+CACHED: Final = 16_384  # addresses, and as many topics, whose counterpart a map remembers,
+LONGEST_CACHED: Final = 256  # and how many bytes they have at most: peers may name what they like
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,8 @@ class Map:
         found = next(
             (there.write(values) for here, there in ways if (values := here.read(text)) is not None), None
         )
-        if len(known) >= CACHED:
-            known.clear()
-        known[text] = found
+        if len(text) <= LONGEST_CACHED:
+            if len(known) >= CACHED:
+                known.clear()
+            known[text] = found
         return found
