@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,7 @@ def free_port() -> int:
         return port
 
 
-class Broker:
+class Broker(ABC):
     """A broker as a child; a test that forgets to end it finds it killed."""
 
     def __init__(self, directory: Path) -> None:
@@ -30,8 +31,9 @@ class Broker:
         self.child: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
+    @abstractmethod
     def command(self) -> tuple[list[str], dict[str, str]]:
-        raise NotImplementedError
+        """What starts it, and the environment that it needs."""
 
     def answers(self) -> bool:
         """Whether it lets clients in."""

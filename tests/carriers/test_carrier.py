@@ -118,7 +118,7 @@ def test_a_broker_that_fails_often_gets_the_message_in_the_end(bus: Bus) -> None
 
 def test_a_message_that_no_log_takes_is_refused_at_once(bus: Bus) -> None:
     async def main() -> None:
-        carrier = Carrier(CONFIG, bus, "gw", UUID)
+        carrier = AmqpCarrier(CONFIG, bus, "gw", UUID)
         body = bytes(1 << 20)
         fields = json.loads(header(body))
         with pytest.raises(BadMessage, match="larger than"):

@@ -127,16 +127,16 @@ class Broker(ABC):
         self._ticking = self._loop.call_later(0.01, self._tick)
 
 
-class StreamServer:
+class StreamServer(ABC):
     """A listening socket, and a task for each connection, which ends with it."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
 
+    @abstractmethod
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """What happens to a connection. It is aborted in the end."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)

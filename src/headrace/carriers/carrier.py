@@ -8,6 +8,7 @@ out says which gateways it has passed (`_transport-via`), so that it is not take
 import asyncio
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Outgoing:
     body: bytes
 
 
-class Carrier:
+class Carrier(ABC):
     """One entry of [[carriers]]. A broker's own part is serve() and send()."""
 
     kind = ""
@@ -89,13 +90,13 @@ class Carrier:
 
     # --- what a broker's carrier does -----------------------------------------------------------------------
 
+    @abstractmethod
     async def serve(self) -> None:
         """Connects, calls ready(), and takes messages in until the connection ends, which raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def send(self, message: Outgoing) -> None:
         """Returns when the broker has taken it. BadMessage says why it never can."""
-        raise NotImplementedError
 
     def is_reply(self, key: str) -> bool:
         """Whether a key leads nowhere but to one node of this broker."""

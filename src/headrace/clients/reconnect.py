@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import ssl
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
@@ -50,7 +51,7 @@ class Backoff:
         self._attempts = 0
 
 
-class ReconnectingClient(Generic[LinkT]):
+class ReconnectingClient(ABC, Generic[LinkT]):
     """A client of one server. It has at most one connection at a time, `_connection`; `_end` is why it is of no use
     before it was connected, or any more."""
 
@@ -90,13 +91,13 @@ class ReconnectingClient(Generic[LinkT]):
 
     # --- what a protocol adds -------------------------------------------------------------------------------
 
+    @abstractmethod
     def _new_link(self) -> LinkT:
         """A link that is not connected yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _greet(self, link: LinkT) -> None:
         """The handshake; raises what the server has against it."""
-        raise NotImplementedError
 
     async def _prepare(self, link: LinkT) -> None:
         """What has to be asked and answered before the connection is used."""

@@ -8,6 +8,7 @@ from headrace.config.maps import endpoint_rule, map_of
 from headrace.config.schema import EndpointConfig
 from headrace.mapping import Map
 from headrace.sessions.queues import filter_for, topic_for
+from headrace.sessions.relink import Endpoint
 from headrace.trie import matches
 from headrace.wire.felix import address_of, join_address, split_address, topic_of
 from headrace.wire.zeroctl import is_key_text
@@ -63,9 +64,7 @@ def _relink_topic(config: Config, address: str) -> str:
     name, slash, channel = address.rpartition("/")
     for endpoint in config.endpoints:
         if slash and endpoint.name == name:
-            return (endpoint_rule(config, endpoint, "publish") or f"{name}.in.{{channel}}").replace(
-                "{channel}", channel
-            )
+            return _endpoint(config, endpoint).publish.replace("{channel}", channel)
     raise ValueError(f"there is no endpoint {name!r}; an address of Relink is endpoint/channel")
 
 
@@ -91,21 +90,30 @@ def _overhop_names(config: Config, topic: str) -> Iterator[str]:
 
 def _relink_names(config: Config, topic: str) -> Iterator[str]:
     """The channels on which the topic's messages are delivered."""
-    for endpoint in config.endpoints:
-        rule = endpoint_rule(config, endpoint, "deliver") or f"{endpoint.name}.out.{{channel}}"
-        channel = _channel(endpoint, rule, topic)
+    for one in config.endpoints:
+        endpoint = _endpoint(config, one)
+        channel = _channel(endpoint, topic)
         if channel is not None:
             yield f"{endpoint.name}/{channel}"
 
 
-def _channel(endpoint: EndpointConfig, rule: str, topic: str) -> int | None:
-    before, found, after = rule.partition("{channel}")
+def _endpoint(config: Config, one: EndpointConfig) -> Endpoint:
+    return Endpoint(
+        one.name,
+        listener_size=one.listener_id_bytes,
+        publish=endpoint_rule(config, one, "publish"),
+        deliver=endpoint_rule(config, one, "deliver"),
+    )
+
+
+def _channel(endpoint: Endpoint, topic: str) -> int | None:
+    before, found, after = endpoint.deliver.partition("{channel}")
     if not found:
-        return 0 if matches(rule, topic) else None
+        return 0 if matches(endpoint.deliver, topic) else None
     word = topic[len(before) : len(topic) - len(after)]
     if topic != f"{before}{word}{after}" or not word.isdecimal() or str(int(word)) != word:
         return None
-    return int(word) if int(word) < 1 << 8 * endpoint.listener_id_bytes else None
+    return int(word) if int(word) < 1 << 8 * endpoint.listener_size else None
 
 
 _TOPIC: dict[Protocol, Callable[[Config, str], str]] = {
