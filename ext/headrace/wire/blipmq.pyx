@@ -247,8 +247,8 @@ cdef class Decoder(StreamDecoder):
         if not MIN_LENGTH <= max_frame <= MAX_LENGTH:
             raise ValueError(f"max_frame must be from {MIN_LENGTH} to {MAX_LENGTH}, not {max_frame}")
         self.max_length = max_frame
-        self.least = 4
-        self.judged = 5
+        self.least = 4                  # the length field
+        self.judged = 5                 # and the type
         self.topic_bytes = b""
         self.topic = ""
 

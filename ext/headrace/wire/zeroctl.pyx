@@ -1096,8 +1096,8 @@ cdef class Decoder(StreamDecoder):
     def __init__(self, max_header=MOST_HEADER, max_body=MOST_BODY):
         check_limits(max_header, max_body)
         self.max_length = MESSAGE_ROOM + max_header + max_body
-        self.least = 4
-        self.judged = 5
+        self.least = 4                  # the length field
+        self.judged = 5                 # and the type
         self.key_bytes = b""
         self.key = ""
 
