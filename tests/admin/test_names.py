@@ -5,7 +5,8 @@ from pathlib import Path
 
 from headrace.admin import names
 from headrace.bus import Bus
-from headrace.carriers.carrier import Carrier
+from headrace.carriers.amqp import AmqpCarrier
+from headrace.carriers.mqtt import MqttCarrier
 from headrace.config.schema import CarrierConfig
 from headrace.log import Log
 from headrace.nodes.services import Services
@@ -74,9 +75,9 @@ def test_the_manual_lists_every_event_of_zeroctl_and_of_carriers(tmp_path: Path)
         counted = list(Zeroctl(bus, Keyring(), node_name="n", node_uuid="u").counters())
         counted += Services(bus, "n", "u", [], lambda run: None).counters()
         config = CarrierConfig(name="c", url="mqtt://x", take=["#"])
-        carried = list(Carrier(config, bus, "n", "u").counts)
+        carried = [list(kind(config, bus, "n", "u").counts) for kind in (AmqpCarrier, MqttCarrier)]
         bus.close()
     manual = MANUAL.read_text()
-    for title, expected in (("zeroctl", counted), ("carriers", carried)):
+    for title, expected in (("zeroctl", counted), *(("carriers", counts) for counts in carried)):
         rows = re.findall(rf"^\| {title} \| (.*?) \|", manual, re.MULTILINE)
         assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == expected
