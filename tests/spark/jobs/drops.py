@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,9 @@ from headrace.drop.schema import EMPTY_BEFORE_KEY
 
 START = datetime(2026, 1, 31, 7, 0, tzinfo=UTC)
 LOG = "0123456789abcdef" * 2
+# Spark takes files in the order of their times, and those of the same millisecond in any; a kernel's file times may go on
+# in steps of some milliseconds.
+CLOCK_SECONDS = 0.012
 
 
 @dataclass
@@ -78,5 +82,6 @@ def write_file(
     directory = drop / hour_directory(int(rows[0].ts.timestamp()) * 1_000_000)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / str(FileName(node, log, first, last))
+    sleep(CLOCK_SECONDS)
     pq.write_table(pa.Table.from_pylist(values, schema.with_metadata(metadata)), path)
     return path
