@@ -137,7 +137,7 @@ cdef enum:
     LAZY_SYNC_US = 1000000    # with sync "always", what nobody waits for is synced this much later,
     LAZY_SYNC_BYTES = 256 << 20         # or, where more than this came meanwhile, more than disks take in that time,
     LAZY_SYNC_LONGEST_US = 10000000     # this much later at the latest: retention may have taken much of it by then
-    AHEAD = 768               # how far before the end of the log its lines are fetched,
+    AHEAD = 2048               # how far before the end of the log its lines are fetched,
     MOST_AHEAD = 1024         # and how much of them at once: beyond it the CPU sees by itself where this goes
     RETRY_PREPARE_US = 500000 # after a segment could not be prepared (disk full), how soon to try again
 
