@@ -94,6 +94,11 @@ def _finish(directory: Path, facts: dict[str, str], results: Results) -> None:
 )
 @click.option("--sync", default="always", help="The gateway's log.sync where QoS 0 is measured.")
 @click.option(
+    "--apart",
+    is_flag=True,
+    help="Put the sender on one CPU and the gateway's event loop on another; the peers may use all of them.",
+)
+@click.option(
     "--gateway",
     type=click.Path(path_type=Path),
     default=servers.gateway_program,
@@ -120,6 +125,7 @@ def main(
     rounds: int | None,
     sustained_seconds: float | None,
     sync: str,
+    apart: bool,
     gateway: Path,
     results: Path,
     work: Path | None,
@@ -144,8 +150,9 @@ def main(
     try:
         _check_programs(contenders, gateway)
         work.mkdir(parents=True, exist_ok=True)
-        bench = Bench(load.build(), gateway, work)
+        bench = Bench(load.build(), gateway, work, machine.places() if apart else None)
         facts = machine.describe(work, contenders, gateway)
+        facts["sender and loop"] = "on CPUs of their own" if apart else "where the system puts them"
         click.echo(machine.line(facts))
         if os.getloadavg()[0] > QUIET * (os.cpu_count() or 1):
             click.echo("The machine is busy with something else: these figures will mean little.", err=True)

@@ -19,6 +19,7 @@
 #include <getopt.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -1036,13 +1037,20 @@ static double number(const char *name, const char *text, double least, double mo
     return value;
 }
 
+static void stay_on(unsigned cpu) {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(cpu, &only);
+    if (sched_setaffinity(0, sizeof only, &only) < 0) die("CPU %u: %s", cpu, strerror(errno));
+}
+
 static void read_options(int count, char **words) {
     static const struct option known[] = {
         {"system", 1, 0, 'S'}, {"mode", 1, 0, 'm'},        {"port", 1, 0, 'p'},    {"size", 1, 0, 's'},
         {"connections", 1, 0, 'c'}, {"messages", 1, 0, 'n'}, {"seconds", 1, 0, 't'}, {"repeat", 1, 0, 'r'},
         {"pause", 1, 0, 'P'},  {"window", 1, 0, 'w'},      {"batch", 1, 0, 'b'},   {"qos", 1, 0, 'q'},
         {"rate", 1, 0, 'R'},   {"key", 1, 0, 'k'},         {"file", 1, 0, 'f'},    {"limit", 1, 0, 'l'},
-        {0, 0, 0, 0}};
+        {"cpu", 1, 0, 'C'},    {0, 0, 0, 0}};
     int option, which = 0;
     bool mode_given = false;
     while ((option = getopt_long(count, words, "", known, &which)) != -1) {
@@ -1071,6 +1079,7 @@ static void read_options(int count, char **words) {
         case 'R': options.rate = number(name, optarg, 1, 1e9); break;
         case 'k': options.key = optarg; break;
         case 'f': options.file = optarg; break;
+        case 'C': stay_on((unsigned)number(name, optarg, 0, CPU_SETSIZE - 1)); break;
         case 'l': options.limit = (unsigned)number(name, optarg, 1, 7200); break;
         default: exit(1);
         }

@@ -5,12 +5,28 @@ import os
 import platform
 import re
 import subprocess
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.peers import load, servers
 from bench.peers.failures import Unavailable
 from bench.peers.plan import Contender
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Two CPUs that this process may use: the load has one for itself, as it would on a machine of its own."""
+
+    loop: int
+    load: int
+
+
+def places() -> Places:
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(usable) < 2:
+        raise Unavailable("two CPUs that processes can be put on are needed for --apart")
+    return Places(usable[0], usable[-1])
 
 
 def describe(work: Path, contenders: frozenset[Contender], gateway: Path) -> dict[str, str]:
@@ -20,6 +36,7 @@ def describe(work: Path, contenders: frozenset[Contender], gateway: Path) -> dic
         "cpu": f"{_cpu_model()} ({os.cpu_count()} CPUs)",
         "kernel": f"{platform.system()} {platform.release()}",
         "filesystem": _filesystem(work),
+        "congestion control": _congestion_control(),
         "load before": f"{os.getloadavg()[0]:.2f}",
         "python": platform.python_version(),
         "compiler": _first_line([load.compiler(), "--version"]),
@@ -52,6 +69,14 @@ def _cpu_model() -> str:
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def _congestion_control() -> str:
+    """How TCP paces its senders, over loopback too: with some of them the figures differ by half."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _filesystem(directory: Path) -> str:

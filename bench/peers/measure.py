@@ -10,6 +10,7 @@ from statistics import median
 from bench.peers import load
 from bench.peers.failures import RunFailed
 from bench.peers.load import Seen
+from bench.peers.machine import Places
 from bench.peers.plan import BATCH, WINDOW, Amount, Cell, Contender, Family
 from bench.peers.servers import Server, server_for
 
@@ -92,6 +93,8 @@ class Bench:
     gateway_program: Path
     work: Path
     """Directory for the servers' data: on a real disk, for those that sync."""
+    apart: Places | None = None
+    """Where the load and the gateway's event loop run, if not where the system puts them."""
 
     def measure(
         self,
@@ -123,6 +126,8 @@ class Bench:
                 seen = self._load(cell, contender, None, home)
                 return Run(cell, contender, number, seen, None)
             with server:
+                if self.apart is not None and contender is Contender.HEADRACE:
+                    server.put_first_thread_on(self.apart.loop)
                 before = server.cpu_seconds()
                 seen = self._load(cell, contender, server, home)
                 after = server.cpu_seconds()
@@ -133,6 +138,8 @@ class Bench:
 
     def _load(self, cell: Cell, contender: Contender, server: Server | None, home: Path) -> Seen:
         options = _options(cell, contender, server, home)
+        if self.apart is not None and server is not None:
+            options["cpu"] = self.apart.load
         mode = MODES[cell.family]
         if cell.family is Family.LATENCY:
             highest = load.run(

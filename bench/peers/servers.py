@@ -105,6 +105,10 @@ class Server:
             seen = f"{error}; " if error else ""
             raise RunFailed(f"{seen}{self.name} ended by itself with code {ended}: {self.last_words()}")
 
+    def put_first_thread_on(self, cpu: int) -> None:
+        """Its other threads, which are there already, may still run anywhere."""
+        os.sched_setaffinity(self.pid, {cpu})
+
     def cpu_seconds(self) -> float | None:
         """What its process has used so far, where the system tells."""
         try:
