@@ -79,6 +79,20 @@ def test_plain_lines_tell_rates_latencies_log_and_drop(
     assert "\x1b" not in ended.stdout
 
 
+@pytest.mark.needs("java")
+def test_spark_follows_the_drop_and_takes_every_row(tmp_path: Path) -> None:
+    ended = run("--no-live", "--seconds", "8", "--rate", "300", "--data", str(tmp_path / "home"), "--spark")
+    assert ended.returncode == 0, ended
+    assert ALL_ADDS_UP in ended.stdout
+    [in_drop] = re.findall(r"the drop has .* with ([\d,]+) rows", ended.stdout)
+    assert f"Spark's rollup, which followed the drop, took {in_drop} messages" in ended.stdout
+    batches = re.findall(r"Spark's rollup: batch \d+: ([\d,]+) messages?", ended.stdout)
+    assert sum(int(count.replace(",", "")) for count in batches) == int(in_drop.replace(",", ""))
+    # And what a user would run over all of it afterwards.
+    _, _, shown = ended.stdout.partition("$ headrace spark rollup")
+    assert "plant.sensor.0" in shown
+
+
 def test_what_it_kept_is_a_log_and_a_drop(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     home, ended = kept
     assert f"log and drop are in {home / 'data'}" in ended.stdout

@@ -26,6 +26,7 @@ from headrace.demo import plant as plants
 from headrace.demo.gateway import Gateway, GatewayFailed
 from headrace.demo.plant import Plant
 from headrace.demo.proof import prove
+from headrace.demo.rollup import Rollup, RollupFailed
 from headrace.demo.view import Screen, show_summary, wrongs
 from headrace.drop.catalog import Entry, catalog
 from headrace.drop.filesystems import place
@@ -39,11 +40,13 @@ PLAIN_WIDTH: Final = 130  # of the summary, where there is no terminal
 class Demo:
     """One run."""
 
-    def __init__(self, home: Path, seconds: float, rate: float, live: bool) -> None:
+    def __init__(self, home: Path, seconds: float, rate: float, live: bool, spark: bool) -> None:
         self._home = home
         self._seconds = seconds
         self._rate = rate
         self._live = live
+        self._spark = spark
+        self._rollup: Rollup | None = None
         self._console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
         self._stop = asyncio.Event()
         self._begun = 0.0
@@ -60,14 +63,22 @@ class Demo:
             places = "  ".join(f"{name} {where}" for name, where in gateway.places.items())
             self._console.print(f"it listens: {places}", highlight=False, soft_wrap=True)
             plant = Plant(gateway.places, self._rate)
+            if self._spark:
+                self._rollup = await Rollup.start(gateway.data / "drop", self._home / "rollup", self._heard)
             await self._watch(gateway, plant)
             await gateway.stop()
+            proof = await asyncio.to_thread(prove, gateway.data)
+            if self._rollup is not None:
+                await self._rollup.take(proof.verified.rows)
+                await self._rollup.stop()
         except BaseException:
+            if self._rollup is not None:
+                await self._rollup.kill()
             await gateway.kill()
             raise
-        proof = await asyncio.to_thread(prove, gateway.data)
-        wrong = wrongs(plant, proof)
-        show_summary(self._console, plant, proof, self._published_for, wrong)
+        rolled = self._rollup.messages if self._rollup is not None else None
+        wrong = wrongs(plant, proof, rolled)
+        show_summary(self._console, plant, proof, self._published_for, rolled, wrong)
         return 1 if wrong else 0
 
     def _interrupted(self) -> None:
@@ -79,15 +90,21 @@ class Demo:
         """Runs the plant, and shows it."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                guard = tasks.create_task(gateway.ended())
+                guards = [tasks.create_task(gateway.ended())]
+                if self._rollup is not None:
+                    guards.append(tasks.create_task(self._rollup.ended()))
                 clock = tasks.create_task(self._end_in_time())
                 living = tasks.create_task(plant.live(self._stop, self._begin))
                 shown = tasks.create_task(self._show(gateway, plant))
                 await living
-                for task in (guard, clock, shown):
+                for task in (*guards, clock, shown):
                     task.cancel()
         except BaseExceptionGroup as group:
             raise cause_of(group) from None
+
+    def _heard(self, line: str) -> None:
+        if not self._live:
+            self._console.print(f"        Spark's rollup: {line}", highlight=False, soft_wrap=True)
 
     def _begin(self) -> None:
         self._begun = time.monotonic()
@@ -115,7 +132,8 @@ class Demo:
                 while True:
                     if (now := await self._look(session, gateway, plant)) is not None:
                         files: list[Entry] = await asyncio.to_thread(lambda: catalog(drop).entries)
-                        shown.update(screen.draw(now, self._passed, files), refresh=True)
+                        spark = self._rollup.batches if self._rollup is not None else ()
+                        shown.update(screen.draw(now, self._passed, files, spark), refresh=True)
                     await asyncio.sleep(LOOK_SECONDS)
 
     @property
@@ -134,7 +152,7 @@ class Demo:
 def cause_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one error that explains the others which happened with it."""
     leaves = list(leaves_of(group))
-    for kind in (GatewayFailed, HeadraceError, BaseException):
+    for kind in (GatewayFailed, RollupFailed, HeadraceError, BaseException):
         for error in leaves:
             if isinstance(error, kind):
                 return error
@@ -214,7 +232,11 @@ def home_of(data: Path | None) -> Iterator[Path]:
 @click.option(
     "--live/--no-live", default=None, help="A live screen, or plain lines.  [default: as the output allows]"
 )
-@click.option("--spark", is_flag=True, help="Run the rollup on the drop at the end; needs PySpark and Java.")
+@click.option(
+    "--spark",
+    is_flag=True,
+    help="Let Spark follow the drop, and roll all of it up at the end; needs PySpark and Java.",
+)
 @click.pass_context
 def command(
     ctx: click.Context, seconds: float, rate: float, data: Path | None, live: bool | None, spark: bool
@@ -228,7 +250,7 @@ def command(
     if spark:
         check_spark()
     with home_of(data) as home:
-        demo = Demo(home, seconds, rate, sys.stdout.isatty() if live is None else live)
+        demo = Demo(home, seconds, rate, sys.stdout.isatty() if live is None else live, spark)
         try:
             code = run(demo.run())
         except asyncio.CancelledError:

@@ -1,5 +1,5 @@
-"""The gateway as the demo's child: `headrace serve` that also stops when its standard input ends, so that it does not
-outlive a demo that was killed."""
+"""A `headrace` command as the demo's child: it also stops when its standard input ends, so that it does not outlive a
+demo that was killed."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def main() -> None:
     from headrace.cli import main as headrace
 
     threading.Thread(target=stop_with_parent, name="parent", daemon=True).start()
-    headrace(["serve", *sys.argv[1:]])
+    headrace(sys.argv[1:])
 
 
 if __name__ == "__main__":

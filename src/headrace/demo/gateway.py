@@ -57,7 +57,7 @@ class Gateway:
         config.write_text(SETTINGS + more_config)
         # What is set for the user's own gateway is not for this one.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        command = ["-m", "headrace.demo.child", "--config", str(config), "--data", str(data)]
+        command = ["-m", "headrace.demo.child", "serve", "--config", str(config), "--data", str(data)]
         with errors.open("wb") as written:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -28,8 +28,10 @@ class Screen:
         self._counts: dict[object, int] = {}  # at the last look
         self._at = 0.0
 
-    def draw(self, now: Moment, passed: float, files: list[Entry]) -> RenderableType:
-        """Everything on one screen."""
+    def draw(
+        self, now: Moment, passed: float, files: list[Entry], spark: Iterable[str] = ()
+    ) -> RenderableType:
+        """Everything on one screen; `spark` are its last batches, where it runs."""
         recent = {reader: reader.take_recent() for reader in self._plant.readers}
         by_protocol: dict[str, Latencies] = {}
         for reader, latencies in recent.items():
@@ -46,6 +48,8 @@ class Screen:
         )
         title = Text.assemble(("headrace demo", "bold"), f"   {left}   Ctrl-C ends it early")
         parts = [title, self._streams(passed, recent), view(now, self._before, more), newest(files)]
+        if spark:
+            parts.append(Text("\n  ".join(["Spark's rollup of the drop", *spark]), overflow="ellipsis"))
         self._before, self._at = now, passed
         return Group(*parts)
 
@@ -109,8 +113,8 @@ def newest(files: list[Entry]) -> RenderableType:
 # --- the end ------------------------------------------------------------------------------------------------
 
 
-def wrongs(plant: Plant, proof: Proof) -> list[str]:
-    """Everything that does not add up, as sentences."""
+def wrongs(plant: Plant, proof: Proof, rolled: int | None) -> list[str]:
+    """Everything that does not add up, as sentences; `rolled` is how many messages Spark has taken, if it ran."""
     found = [
         f"{reader.name}: {reader.stream.published:,} published, but {reader.delivered:,} delivered, "
         f"{reader.dead:,} dead and {reader.held:,} held: {abs(reader.missing):,} "
@@ -125,6 +129,8 @@ def wrongs(plant: Plant, proof: Proof) -> list[str]:
     requests = plant.streams["requests"].published
     if plant.answered != requests:
         found.append(f"requests: {requests:,} published, but {plant.answered:,} answered")
+    if rolled is not None and rolled != proof.verified.rows:
+        found.append(f"the drop has {proof.verified.rows:,} rows, but Spark's rollup took {rolled:,}")
     return found + proof.wrong
 
 
@@ -132,7 +138,9 @@ def in_drop(proof: Proof, topics: Iterable[str]) -> int:
     return sum(proof.topics[topic] for topic in topics)
 
 
-def show_summary(console: Console, plant: Plant, proof: Proof, seconds: float, wrong: list[str]) -> None:
+def show_summary(
+    console: Console, plant: Plant, proof: Proof, seconds: float, rolled: int | None, wrong: list[str]
+) -> None:
     table = Table(title="published = delivered + dead + held", title_justify="left")
     for name in ("stream", "from", "to"):
         table.add_column(name)
@@ -161,6 +169,8 @@ def show_summary(console: Console, plant: Plant, proof: Proof, seconds: float, w
         "services (jobs made of requests, answers, dead letters, heartbeats)",
         f"the drop has {verified.files} files, {size(verified.bytes)}, with {verified.rows:,} rows",
     ]
+    if rolled is not None:
+        lines.append(f"Spark's rollup, which followed the drop, took {rolled:,} messages")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if wrong:

@@ -15,8 +15,8 @@ from headrace.drop.schema import EMPTY_BEFORE_KEY
 
 START = datetime(2026, 1, 31, 7, 0, tzinfo=UTC)
 LOG = "0123456789abcdef" * 2
-# Spark takes files in the order of their times, and those of the same millisecond in any; a kernel's file times may go on
-# in steps of some milliseconds.
+# Spark takes files in the order of their times, and those of the same millisecond in any; a kernel's file times may go
+# on in steps of some milliseconds.
 CLOCK_SECONDS = 0.012
 
 
