@@ -16,6 +16,7 @@ cdef enum Protocol:         # RecordHeader.protocol
     ZEROCTL = 4
     FELIX = 5
     PROTOCOLS = 8           # room in the counters
+    DELAY_STEPS = 160       # of delays: four to each doubling of microseconds, up to 2^40
 
 cdef enum BusControl:       # kinds of control records, from CONTROL_BUS on; all numbers are u64
     CONTROL_SUBSCRIPTION = 16   # correlation: subscription id; headers: what it is (JSON); payload: where it stands, as
@@ -378,6 +379,8 @@ cdef class Bus(Keeper):
     cdef uint64_t published_count[PROTOCOLS]
     cdef uint64_t published_bytes[PROTOCOLS]
     cdef uint64_t delivered_count[PROTOCOLS]
+    cdef uint64_t delays[PROTOCOLS][DELAY_STEPS]    # first deliveries by how long after their messages came
+    cdef uint64_t delays_us[PROTOCOLS]              # all of that together
     cdef readonly uint64_t acknowledged
     cdef readonly uint64_t redelivered
     cdef readonly uint64_t dead
@@ -390,6 +393,7 @@ cdef class Bus(Keeper):
     cdef int publish_message(self, Message* m) noexcept nogil
     cdef int flush(self, int64_t now) except -1
     cdef Subscription find(self, uint64_t id)
+    cdef void count_delivery(self, uint8_t protocol, int64_t since, int64_t now) noexcept
     cdef uint64_t put_note(self, bytes key, bytes value, int64_t now) except 0
     cdef uint64_t drop_note(self, bytes key, int64_t now) except? 0
 

@@ -29,6 +29,9 @@ from headrace.log cimport (
 from headrace.trie cimport TOPIC_BYTES, TopicTree, Trie
 from headrace.wake cimport Waker
 
+cdef extern from *:
+    int clz "__builtin_clzll"(unsigned long long value) noexcept nogil
+
 cdef extern from "platform.h" nogil:
     int64_t hr_now_us()
     void* hr_map_unnamed(const char* directory, const void* data, size_t size)
@@ -187,6 +190,20 @@ cdef void read_timing(const RecordHeader* record, Timing* out) noexcept nogil:
 
 
 # --- topics and filters ------------------------------------------------------------------------------------------------
+
+cdef inline Py_ssize_t delay_step(uint64_t delay) noexcept nogil:
+    """Which of DELAY_STEPS a delay belongs to: up to 4 µs each has its own, then there are four to each doubling."""
+    cdef int doublings
+    if delay < 4:
+        return <Py_ssize_t>delay
+    doublings = 63 - clz(delay)
+    return min(4 * (doublings - 1) + <int>((delay >> (doublings - 2)) & 3), DELAY_STEPS - 1)
+
+
+cdef uint64_t end_of_delay_step(Py_ssize_t step) noexcept:
+    """The first delay, in microseconds, that is beyond a step."""
+    return step + 1 if step < 4 else <uint64_t>(5 + step % 4) << (step // 4 - 1)
+
 
 cdef Py_ssize_t words_of(const char* topic, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i, count = 1
@@ -837,7 +854,7 @@ cdef class Subscription:
             if member.credits > 0:
                 member.credits -= 1
             self.delivered += 1
-            bus.delivered_count[self.protocol] += 1
+            bus.count_delivery(self.protocol, record.time, now)
             return 1
         if limit >= bus.log.published_:
             self.waiting_from = self.waiting_to = 0
@@ -852,6 +869,7 @@ cdef class Subscription:
 
     cdef int redeliver(self, Flight* flight, Member member, int64_t now, Delivery* out) except -1:
         cdef Bus bus = self.bus
+        cdef Timing timing
         view_record(self.record_of(flight), &out.view)
         flight.deliveries += 1
         flight.member = <void*>member
@@ -868,7 +886,8 @@ cdef class Subscription:
         self.schedule(flight, now + self.patience(flight.deliveries))
         if flight.deliveries == 1:                        # it was only delayed
             self.delivered += 1
-            bus.delivered_count[self.protocol] += 1
+            read_timing(out.view.record, &timing)
+            bus.count_delivery(self.protocol, max(out.view.record.time, timing.not_before), now)
         else:
             self.redelivered += 1
             bus.redelivered += 1
@@ -2059,6 +2078,13 @@ cdef class Bus(Keeper):
         self.published_bytes[m.protocol & (PROTOCOLS - 1)] += m.payload_len
         return APPEND_OK
 
+    cdef void count_delivery(self, uint8_t protocol, int64_t since, int64_t now) noexcept:
+        """A first delivery of a message that could have been delivered since then."""
+        cdef uint64_t delay = <uint64_t>(now - since) if now > since else 0
+        self.delivered_count[protocol] += 1
+        self.delays[protocol][delay_step(delay)] += 1
+        self.delays_us[protocol] += delay
+
     cdef int flush(self, int64_t now) except -1:
         """Ends a batch: writes the acknowledgements, makes everything readable, and has dispatch() called."""
         cdef Subscription subscription
@@ -2896,7 +2922,17 @@ cdef class Bus(Keeper):
             "published": {name: self.published_count[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
             "published_bytes": {name: self.published_bytes[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
             "delivered": {name: self.delivered_count[i] for i, name in enumerate(PROTOCOL_NAMES) if i},
+            "delays": {name: self._delays(i) for i, name in enumerate(PROTOCOL_NAMES) if i},
         }
+
+    def _delays(self, Py_ssize_t protocol):
+        """How long first deliveries took: the sum in seconds, and for each step that there was its end and how many."""
+        cdef Py_ssize_t step
+        cdef list steps = []
+        for step in range(DELAY_STEPS):
+            if self.delays[protocol][step]:
+                steps.append([end_of_delay_step(step) / 1e6, self.delays[protocol][step]])
+        return {"seconds": self.delays_us[protocol] / 1e6, "steps": steps}
 
 
 cdef Remembered remembered(dict description, uint64_t number, bytes body):

@@ -25,14 +25,15 @@ def value(metrics: CollectorRegistry, metric: names.Metric, **labels: str) -> fl
 
 def test_every_counter_of_the_log_the_bus_and_connections_has_a_metric(statistics: RealStatistics) -> None:
     assert set(names.LOG) == set(statistics.log.stats()) - {"topics"}  # which the bus tells, too
-    assert set(names.BUS) == set(statistics.bus.stats())
+    assert {*names.BUS, "delays"} == set(statistics.bus.stats())
     assert set(names.CONNECTION_COUNTERS) == set(statistics.service.counters())
 
 
 def test_every_metric_that_is_named_is_there(statistics: RealStatistics) -> None:
     lines = generate_latest(registry(statistics)).decode().splitlines()
     sampled = {re.split(r"[ {]", line)[0] for line in lines if line.startswith("headrace_")}
-    assert sampled == {metric.name for metric in names.ALL}
+    histogram = {f"{names.DELAYS.name}_{part}" for part in ("bucket", "count", "sum")}
+    assert sampled == {metric.name for metric in names.ALL if metric is not names.DELAYS} | histogram
 
 
 def test_values_are_those_of_the_moment_of_asking(statistics: RealStatistics) -> None:
@@ -53,6 +54,24 @@ def test_values_are_those_of_the_moment_of_asking(statistics: RealStatistics) ->
     assert value(metrics, names.START_TIME) == 1_000_000.5
     info = {"version": "1.2.3", "node": "edge", "log": statistics.log.id_text, "loop": "uvloop"}
     assert value(metrics, names.INFO, **info) == 1
+
+
+def test_delays_of_deliveries_are_a_histogram(statistics: RealStatistics) -> None:
+    metrics = registry(statistics)
+    member = statistics.bus.subscribe("#", protocol=1).join(None, -1, 1)
+    begin = 4_000_000_000_000_000  # later than the clock, which the log never turns back
+    for _ in range(4):
+        statistics.bus.publish("t", b"", now=begin)
+    for delay in (0, 63, 64, 200_000_000):  # µs; the last one is beyond every bound
+        assert member.receive(begin + delay) is not None
+
+    def counted(part: str, **labels: str) -> float | None:
+        return metrics.get_sample_value(f"{names.DELAYS.name}_{part}", {"protocol": "blipmq", **labels})
+
+    assert counted("bucket", le="6.4e-05") == 2
+    assert counted("bucket", le="0.000128") == counted("bucket", le=repr(names.DELAY_BOUNDS[-1])) == 3
+    assert counted("bucket", le="+Inf") == counted("count") == 4
+    assert counted("sum") == pytest.approx(200.000127)
 
 
 def test_readiness_and_a_full_log_are_visible(statistics: RealStatistics) -> None:

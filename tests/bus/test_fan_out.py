@@ -1,6 +1,7 @@
 """Topics, filters and cursors: who gets what, in which order, and what it costs the publisher."""
 
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from headrace.bus import Bus
 from headrace.errors import BusError
 from headrace.log import Log
 from headrace.trie import matches
-from tests.bus.conftest import Place, payloads, take_all
+from tests.bus.conftest import START, Place, payloads, take_all
 
 
 def test_every_subscription_gets_every_message_of_its_topic_in_order(place: Place) -> None:
@@ -103,6 +104,24 @@ def test_max_pending_skips_the_oldest_and_counts_them(place: Place) -> None:
         place.publish("t", b"%d" % i + b"." * 2000)
     assert [p.partition(b".")[0] for p in payloads(take_all(member))] == [b"%d" % i for i in range(90, 100)]
     assert subscription.lost == 90
+
+
+@given(st.integers(0, 2**41))
+def test_a_delay_is_counted_no_shorter_and_at_most_a_quarter_longer(delay: int) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        place = Place(Path(path) / "log")
+        place.open()
+        member = place.bus.subscribe("t", protocol=3).join(None, -1, 1)
+        place.publish("t", b"", now=START)
+        assert member.receive(START + delay) is not None
+        delays = place.bus.stats()["delays"]
+        place.close()
+    assert delays["relink"]["seconds"] == pytest.approx(delay / 1e6)
+    ((end, count),) = delays["relink"]["steps"]
+    assert count == 1
+    if delay < 2**40:  # the last step has no end
+        assert delay < round(end * 1e6) <= max(delay + 1, delay * 1.25 + 1)
+    assert all(not others["steps"] for name, others in delays.items() if name != "relink")
 
 
 def test_unsubscribed_gets_nothing_more(place: Place) -> None:

@@ -69,6 +69,19 @@ def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
     assert terminal.NO_RATE in shown(first, second)  # it was started anew
 
 
+def test_delays_are_those_of_deliveries_between_two_looks() -> None:
+    def status(*steps: tuple[float, int]) -> terminal.Status:
+        return {"bus": {"delays": {"felix": {"seconds": 1.0, "steps": [list(step) for step in steps]}}}}
+
+    first = status((0.001, 1000), (2.5, 7))
+    assert terminal.delays(first, None) == {"p50": {"felix": "1 ms"}, "p99": {"felix": "1 ms"}}
+    second = status((0.000048, 90), (0.001, 1000), (2.5, 17))
+    assert terminal.delays(second, first) == {"p50": {"felix": "48 µs"}, "p99": {"felix": "2.5 s"}}
+    assert terminal.delays(first, first) == {"p50": {}, "p99": {}}
+    # Started anew: what there is came since.
+    assert terminal.delays(status((0.25, 3)), first)["p50"] == {"felix": "250 ms"}
+
+
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     status = {"listeners": [], "ready": False, "reasons": ["the log is full"], "warnings": ["the drop fails"]}
     text = shown(Moment(1.0, status), None)

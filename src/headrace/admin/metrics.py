@@ -1,11 +1,12 @@
 """Metrics for Prometheus, made when they are asked for from counters that are kept anyway. Knows the names
 from names.py and the figures from statistics.py, and nothing of HTTP."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headrace.admin import names
@@ -48,6 +49,7 @@ class GatewayCollector(Collector):
             yield from _log(figures.log)
         if figures.bus is not None:
             yield from _by_key(names.BUS, figures.bus)
+            yield _delays(figures.bus["delays"])
         yield _family(names.NODES, {(): len(self._statistics.nodes())})
         yield from _carriers(self._statistics.carriers())
         yield from _sinks(figures.sinks)
@@ -83,6 +85,18 @@ def _log(log: LogFigures) -> Iterator[Metric]:
     yield from _by_key(names.LOG, log.stats)
 
 
+def _delays(delays: Mapping[str, Any]) -> Metric:
+    family = HistogramMetricFamily(names.DELAYS.name, names.DELAYS.help, labels=names.DELAYS.labels)
+    for protocol, seen in delays.items():
+        counts = [
+            (bound, sum(count for end, count in seen["steps"] if end <= bound))
+            for bound in (*names.DELAY_BOUNDS, math.inf)
+        ]
+        texts = [("+Inf" if bound == math.inf else repr(bound), count) for bound, count in counts]
+        family.add_metric((protocol,), texts, seen["seconds"])
+    return family
+
+
 def _sinks(sinks: list[SinkFigures]) -> Iterator[Metric]:
     yield _family(names.SINK_COVERED, {(one.drop,): one.covered for one in sinks})
     yield _family(names.SINK_LAG_OFFSETS, {(one.drop,): one.lag_offsets for one in sinks})
@@ -113,6 +127,8 @@ def _by_key(known: Mapping[str, names.Metric], values: Mapping[str, Any]) -> Ite
 
 
 def _family(metric: names.Metric, samples: Mapping[tuple[str, ...], float] | None = None) -> Metric:
+    if metric.kind == "histogram":
+        return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily = kind(metric.name, metric.help, labels=metric.labels)
     for labels, value in (samples or {}).items():

@@ -14,7 +14,7 @@ class Metric:
     """A counter's name ends with `_total`; a unit is the last word before that."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
 
@@ -128,6 +128,14 @@ BUS: Final = {
     "delivered": _counter("delivered", "Messages delivered to subscribers.", "protocol"),
 }
 
+DELAYS: Final = Metric(
+    "headrace_delivery_delay_seconds",
+    "histogram",
+    "How long after a message came, or was due, it was first delivered to a subscriber.",
+    ("protocol",),
+)
+DELAY_BOUNDS: Final = tuple(2**power / 1e6 for power in range(6, 27))  # 64 µs to about a minute
+
 # --- zeroctl's nodes and carriers ---------------------------------------------------------------------------
 
 NODES: Final = _gauge("zeroctl_nodes", "zeroctl nodes that were heard within their time to live.")
@@ -188,6 +196,7 @@ ALL: Final = (
     LOG_RECOVERY_DAMAGE,
     *LOG.values(),
     *BUS.values(),
+    DELAYS,
     NODES,
     CARRIER_CONNECTED,
     CARRIER_EVENTS,

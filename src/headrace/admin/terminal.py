@@ -50,6 +50,14 @@ def size(value: float) -> str:
     return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
 
 
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
 def _of(status: Status | None, *path: str) -> Any:
     found: Any = status
     for name in path:
@@ -62,9 +70,11 @@ def _of(status: Status | None, *path: str) -> Any:
 def view(
     now: Moment, before: Moment | None, more: Mapping[str, Mapping[str, str]] | None = None
 ) -> RenderableType:
-    """Everything on one screen; `more` as protocols() has it."""
+    """Everything on one screen; `more` as protocols() has it, by default how long deliveries took."""
     status, earlier = now.status, before.status if before else None
     seconds = now.at - before.at if before else 0.0
+    if more is None:
+        more = delays(status, earlier)
     parts: list[RenderableType] = [head(status), protocols(status, earlier, seconds, more)]
     if status.get("log"):
         parts.append(log(status, earlier, seconds))
@@ -118,6 +128,26 @@ def protocols(
             *(column.get(name, "") for column in more.values()),
         )
     return table
+
+
+def delays(status: Status, earlier: Status | None) -> dict[str, dict[str, str]]:
+    """How long after its arrival a message went to a subscriber, since the moment before: the median and the 99th
+    percentile, by protocol."""
+    shown: dict[str, dict[str, str]] = {"p50": {}, "p99": {}}
+    for protocol, seen in (_of(status, "bus", "delays") or {}).items():
+        before = dict(_of(earlier, "bus", "delays", protocol, "steps") or [])
+        steps = [(end, count - before.get(end, 0)) for end, count in seen["steps"]]
+        if any(count < 0 for _, count in steps):  # it was started anew
+            steps = seen["steps"]
+        total = sum(count for _, count in steps)
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            passed = 0
+            for end, count in steps:
+                passed += count
+                if total and passed >= share * total:
+                    shown[name][protocol] = duration(end)
+                    break
+    return shown
 
 
 def log(status: Status, earlier: Status | None, seconds: float) -> RenderableType:
