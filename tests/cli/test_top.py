@@ -69,6 +69,22 @@ def test_rates_are_what_came_between_two_looks(tmp_path: Path) -> None:
     assert terminal.NO_RATE in shown(first, second)  # it was started anew
 
 
+def test_a_narrow_terminal_has_every_figure_and_no_addresses() -> None:
+    listener = {"protocol": "blipmq", "addresses": ["127.0.0.1:5555"], "tls": False, "connections": 12_345}
+    counts = {"blipmq": 123_456_789}
+    delays = {"blipmq": {"seconds": 1.0, "steps": [[0.00032, 9]]}}
+    bus = {"published": counts, "delivered": counts, "published_bytes": counts, "delays": delays}
+    status = {"listeners": [listener], "bus": bus, "ready": True, "node": "n"}
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(terminal.view(Moment(2.0, status), None))
+    text = captured.get()
+    for word in ("protocol", "blipmq", "12,345", "123M", "delivered", "p99", "320 µs"):
+        assert word in text
+    assert "…" not in text
+    assert "5555" not in text
+
+
 def test_delays_are_those_of_deliveries_between_two_looks() -> None:
     def status(*steps: tuple[float, int]) -> terminal.Status:
         return {"bus": {"delays": {"felix": {"seconds": 1.0, "steps": [list(step) for step in steps]}}}}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +13,7 @@ from rich.text import Text
 Status = dict[str, Any]
 
 NO_RATE: Final = "–"
+WIDE: Final = 110  # columns; a terminal that nobody made larger has 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ def rate(now: float | None, before: float | None, seconds: float) -> str:
     if now is None or before is None or seconds <= 0 or now < before:
         return NO_RATE
     return human((now - before) / seconds)
+
+
+class Fitting:
+    """A table, or where the terminal is narrow a smaller one."""
+
+    def __init__(self, wide: Table, narrow: Table) -> None:
+        self._wide = wide
+        self._narrow = narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._wide if options.max_width >= WIDE else self._narrow
 
 
 def human(value: float) -> str:
@@ -107,24 +119,42 @@ def protocols(
 ) -> RenderableType:
     """A line for each protocol; `more` are further columns, by name and protocol."""
     more = more or {}
+    return Fitting(
+        _protocols(status, earlier, seconds, more, narrow=False),
+        _protocols(status, earlier, seconds, more, narrow=True),
+    )
+
+
+def _protocols(
+    status: Status,
+    earlier: Status | None,
+    seconds: float,
+    more: Mapping[str, Mapping[str, str]],
+    narrow: bool,
+) -> Table:
     table = Table(title="protocols", title_justify="left", expand=True)
-    table.add_column("protocol")
-    table.add_column("listens on", overflow="fold")
-    for name in ("connections", "published", "in /s", "delivered", "out /s", "bytes in /s", *more):
-        table.add_column(name, justify="right")
+    table.add_column("protocol", no_wrap=True)
+    names = ["open", "published", "in /s", "delivered", "out /s"]
+    if not narrow:
+        table.add_column("listens on", overflow="fold")
+        names.append("bytes in /s")
+    for name in (*names, *more):
+        table.add_column(name, justify="right", no_wrap=True)
     for listener in status["listeners"]:
         name = listener["protocol"]
         published, delivered = _of(status, "bus", "published", name), _of(status, "bus", "delivered", name)
         in_bytes = _of(status, "bus", "published_bytes", name)
+        where = ", ".join(listener["addresses"]) + (" (TLS)" if listener["tls"] else "")
+        counts = [human(count or 0) if narrow else f"{count or 0:,}" for count in (published, delivered)]
         table.add_row(
             name,
-            ", ".join(listener["addresses"]) + (" (TLS)" if listener["tls"] else ""),
+            *([] if narrow else [where]),
             f"{listener['connections']:,}",
-            f"{published or 0:,}",
+            counts[0],
             rate(published, _of(earlier, "bus", "published", name), seconds),
-            f"{delivered or 0:,}",
+            counts[1],
             rate(delivered, _of(earlier, "bus", "delivered", name), seconds),
-            rate(in_bytes, _of(earlier, "bus", "published_bytes", name), seconds),
+            *([] if narrow else [rate(in_bytes, _of(earlier, "bus", "published_bytes", name), seconds)]),
             *(column.get(name, "") for column in more.values()),
         )
     return table
