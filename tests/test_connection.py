@@ -243,28 +243,54 @@ def test_the_same_session_runs_over_every_stream(
     run(loop, main)
 
 
+def option_of_peer(writer: asyncio.StreamWriter, option: int) -> int:
+    """What the socket at the other end, which is in this process, has for an option of TCP."""
+    ours = writer.get_extra_info("sockname")
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            other = socket.socket(fileno=os.dup(int(fd)))
+        except OSError:
+            continue
+        with other:
+            try:
+                is_peer = other.getpeername() == ours
+            except OSError:
+                continue
+            if is_peer:
+                found.append(other.getsockopt(socket.IPPROTO_TCP, option))
+    (value,) = found
+    return value
+
+
 @on_both_loops
 def test_small_frames_are_not_delayed(loop: str) -> None:
     async def main() -> None:
-        async with Server(Frames, quickack=True) as server:
+        async with Server(Frames) as server:
             _, writer = await server.connect()
             await until(lambda: server.sessions)
-            fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
-            ours = writer.get_extra_info("sockname")
-            found = []
-            for fd in fds:
-                try:
-                    other = socket.socket(fileno=os.dup(fd))
-                except OSError:
-                    continue
-                with other:
-                    try:
-                        is_peer = other.getpeername() == ours
-                    except OSError:
-                        continue
-                    if is_peer:
-                        found.append(other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            assert found == [1]
+            assert option_of_peer(writer, socket.TCP_NODELAY) == 1
+            writer.close()
+
+    run(loop, main)
+
+
+@on_both_loops
+@pytest.mark.parametrize("quickack", [True, False])
+def test_what_is_read_is_acknowledged_at_once_where_a_protocol_wants_it(loop: str, quickack: bool) -> None:
+    """A peer with Nagle's algorithm on holds its next small frame back until then. The kernel lets acknowledgements
+    wait for answers as soon as there was one, so it has to be told anew with every read."""
+
+    async def main() -> None:
+        async with Server(Frames, quickack=quickack) as server:
+            reader, writer = await server.connect()
+            for _ in range(4):
+                writer.write(frame(b"question"))
+                assert await read_frame(reader) == b"question"
+            reads = server.service.counters()["reads"]
+            writer.write(frame(b"question")[:-1])  # no answer to this yet
+            await until(lambda: server.service.counters()["reads"] > reads)
+            assert option_of_peer(writer, socket.TCP_QUICKACK) == quickack
             writer.close()
 
     run(loop, main)
