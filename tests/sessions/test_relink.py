@@ -3,12 +3,14 @@
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.config.schema import Key
+from headrace.errors import LogFull
 from headrace.sessions.relink import Endpoint
 from headrace.wire import relink as wire
 from headrace.wire.relink import AckType, GeneralType, OperationType
@@ -1079,3 +1081,183 @@ def test_link_keeps_the_limit_that_it_began_with_so_that_its_numbers_hold(
     said = shown(peer.send(peer.ack(RECEIVED, 7, 2), peer.general(RESUME)))
     assert [one for one in said if one.startswith("message")] == ["message 7 fifth", "message 7 last"]
     assert peer.gateway.shared.counters()["too_large"] == 1
+
+
+def test_messages_that_are_too_large_wait_for_room_in_the_log_to_become_dead_letters(
+    open_gateway: Opened,
+) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    bodies = [b"%04d" % i + bytes(2000) for i in range(1000)]
+    gateway.publish("demo.out.7", *bodies, b"after")
+    said = peer.send()  # more than the prepared segments take
+    assert said == []
+    assert gateway.shared.counters()["dead"] < len(bodies)
+
+    def delivered() -> bool:
+        gateway.log.on_event(gateway.now)
+        said.extend(peer.decoder.feed(peer.session.elapse(gateway.now)))
+        said.extend(peer.send())
+        return bool(said)
+
+    eventually(delivered, "the message behind them")
+    assert shown(said) == ["message 7 after"]
+    assert [one.payload for one in gateway.published("dead.demo.out.7")] == bodies
+    counters = gateway.shared.counters()
+    assert (counters["too_large"], counters["dead"], counters["lost"]) == (1000, 1000, 0)
+
+
+def test_message_that_waits_for_room_to_become_a_dead_letter_survives_a_restart(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    bodies = [b"%04d" % i + bytes(2000) for i in range(400)]
+    gateway.publish("demo.out.7", *bodies)
+    peer.send()
+    assert 0 < gateway.shared.counters()["dead"] < len(bodies)
+    peer.session.elapse(gateway.now)
+    gateway.restart()
+    peer = peer.again(require=True)
+    peer.send(peer.general(RESUME))
+
+    def buried() -> bool:
+        gateway.log.on_event(gateway.now)
+        peer.session.elapse(gateway.now)
+        peer.send()
+        return len(gateway.published("dead.demo.out.7")) >= len(bodies)
+
+    eventually(buried, "all dead letters")
+    assert [one.payload for one in gateway.published("dead.demo.out.7")] == bodies
+
+
+def test_messages_that_a_peer_does_not_get_take_of_a_turns_room(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    gateway.publish("demo.out.7", *[bytes(2000)] * 10)
+    gateway.publish("demo.out.x", *[b""] * 1000)
+    gateway.publish("demo.out.7", b"last")
+    assert peer.session.pull(gateway.now, 5000) == b""
+    counters = gateway.shared.counters()
+    assert (counters["dead"], counters["unmapped"]) == (3, 0)
+    said = []
+    turns = 0
+    while peer.session.more:
+        before = gateway.shared.counters()
+        said += peer.decoder.feed(peer.session.pull(gateway.now, 5000))
+        after = gateway.shared.counters()
+        assert after["dead"] - before["dead"] <= 3
+        assert after["unmapped"] - before["unmapped"] <= 150
+        turns += 1
+    assert shown(said) == ["message 7 last"]
+    assert turns >= 10
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("end", ["leave", "stop", "elapse"])
+def test_message_beyond_the_limit_is_one_dead_letter_over_restarts(
+    open_gateway: Opened, end: str, settled: bool
+) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    gateway.publish("demo.out.7", b"first")
+    assert shown(peer.send()) == ["message 7 first"]
+    if settled:
+        peer.send(peer.ack(CONSUMED, 7))
+        peer.session.elapse(gateway.now)
+    gateway.publish("demo.out.7", bytes(1025))
+    gateway.publish("demo.out.8", bytes(1025))
+    assert peer.send() == []
+    for _ in range(2):
+        getattr(peer.session, end)(gateway.now)
+        gateway.restart()
+        peer = peer.again(require=True)
+        said = peer.send(peer.ack(CONSUMED, 7, 0), peer.general(RESUME))
+        assert said == []
+    assert [one.topic for one in gateway.published("dead.#")] == [b"dead.demo.out.7", b"dead.demo.out.8"]
+    gateway.publish("demo.out.7", b"next")
+    assert shown(peer.send()) == ["message 7 next"]
+
+
+def test_message_beyond_the_limit_is_one_dead_letter_for_all_links(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_message=1024)
+    peers = [gateway.connect() for _ in range(5)]
+    late = peers.pop()
+    late.leave()
+    gateway.publish("demo.out.7", *[bytes(1025)] * 3)
+    for peer in peers:
+        peer.send()
+    late = late.again(require=True)
+    late.send(late.general(RESUME))
+    counters = gateway.shared.counters()
+    assert (counters["too_large"], counters["dead"]) == (15, 3)
+    assert len(gateway.published("dead.#")) == 3
+
+
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("partly", [True, False])
+def test_uncommitted_messages_wait_for_room_in_the_log_to_become_dead_letters(
+    open_gateway: Opened, partly: bool, patient: bool
+) -> None:
+    gateway = open_gateway(
+        endpoints=[Endpoint("half", listener_transactions=True)],
+        log={"segment_bytes": 1 << 16, "retention_bytes": 8 << 16},
+        block_timeout=5,
+    )
+    gateway.log.hold("sink", 0)
+    peer = gateway.connect("half")
+    bodies = [b"%02d" % i + bytes(500) for i in range(10)]
+
+    def fill() -> bool:
+        gateway.log.on_event(gateway.now)
+        for size in (5000,) if partly else (5000, 0):
+            with suppress(LogFull):
+                while True:
+                    gateway.bus.publish("other", bytes(size), now=gateway.now)
+        return gateway.log.full is not None
+
+    gateway.publish("other", *[bytes(1000)] * 300)
+    gateway.publish("half.out.1", *bodies)
+    assert len(peer.send()) == 11
+    eventually(fill, "a full log")
+    peer.send(peer.ack(UNCOMMITTED, 1, 9))
+    assert peer.session.blocked
+    assert peer.session.waits_space
+    done = gateway.shared.counters()["dead"]
+    assert (0 < done < 10) == partly
+    if not patient:
+        gateway.now += 6 * SECOND
+        peer.send()
+        assert peer.closed
+        peer = peer.again(require=True)
+        said = peer.send(peer.ack(RECEIVED, 1, 9), peer.general(RESUME))
+        assert shown(said) == [f"commit 1 <={i}" for i in range(done, 10)]
+        peer.send(peer.ack(UNCOMMITTED, 1, 9))
+        assert peer.session.blocked
+    gateway.log.release("sink")
+
+    def room() -> bool:
+        gateway.log.on_event(gateway.now)
+        peer.send()
+        return not peer.session.blocked
+
+    eventually(room, "room in the log")
+    assert not peer.closed
+    assert [one.payload for one in gateway.published("dead.#")] == bodies
+    assert gateway.shared.counters()["lost"] == 0
+
+
+def test_largest_message_of_a_log_becomes_a_dead_letter_without_its_reason(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_message=1024)
+    peer = gateway.connect()
+    largest = gateway.log.max_record - 48  # a record's header
+    gateway.publish("demo.out.7", bytes(largest))
+
+    def buried() -> bool:
+        gateway.log.on_event(gateway.now)
+        peer.session.elapse(gateway.now)
+        peer.send()
+        return bool(gateway.shared.counters()["dead"])
+
+    eventually(buried, "the dead letter")
+    (dead,) = gateway.published("dead.#")
+    assert (len(dead.payload), dead.headers) == (largest, b"")
+    assert gateway.shared.counters()["lost"] == 0

@@ -190,6 +190,7 @@ cdef class Link(Waker):
     cdef int find_topic(self, InChannel channel) except -1
     cdef int settle(self, OutChannel channel) except -1
     cdef int put_out(self, OutChannel channel, uint64_t offset, uint64_t lsn) except -1
+    cdef int hold(self, uint64_t channel, uint64_t offset, uint64_t lsn) except -1
     cdef int drop_pending(self, InChannel channel, uint64_t below, int64_t now) except -1
     cdef int drop_kept(self, Kept kept, int64_t now) except -1
     cdef int seek(self) except -1
@@ -202,6 +203,7 @@ cdef class Relink:
     cdef dict endpoints                 # name in UTF-8 -> Endpoint
     cdef dict links                     # id -> Link
     cdef dict unused                    # of these, those without a connection that were never used, oldest first
+    cdef dict buried                    # offsets of what was too large for a link and is a dead letter, the newest
     cdef Bounds bounds
     cdef public int64_t handshake_timeout_us    # 0: none
     cdef public int64_t block_timeout_us
@@ -241,6 +243,7 @@ cdef class RelinkSession(LoggedSession):
     cdef bint may_send                  # messages and operations
     cdef bint stalled                   # the link has as many messages outstanding as it may
     cdef bint rolled_back               # in this batch
+    cdef Py_ssize_t passed              # room that this delivery spent on messages that the peer does not get
     cdef int64_t began
     cdef int64_t heard                  # when bytes last came
     cdef int64_t pinged                 # 0: no answer is awaited
@@ -286,8 +289,9 @@ cdef class RelinkSession(LoggedSession):
     cdef int answer_again(self, InChannel channel, uint64_t upto) except -1
     cdef int on_close(self, InChannel channel, uint64_t id, int64_t now) except -1
     cdef int on_acknowledgement(self, const RawPacket* packet, uint64_t id, int64_t now) except -1
-    cdef int on_uncommitted(self, OutChannel channel, uint64_t upto, int64_t now) except -1
-    cdef int bury(self, const View* view, bytes reason, int64_t now) except -1
+    cdef uint64_t on_uncommitted(self, OutChannel channel, uint64_t upto, int64_t now) except? 0
+    cdef int bury(self, const View* view, bytes reason, int64_t now) except -100
+    cdef int bury_too_large(self, const View* view, int64_t now) except -100
     cdef bint look(self, const Sent* sent, View* view) noexcept
     cdef int on_resume(self, int64_t now) except -1
     cdef uint64_t lsn_of(self, Delivery* delivery) noexcept

@@ -67,6 +67,7 @@ cdef enum:
     SWEEP_US = 1_000_000    # how often links are looked through for those that nobody came back to
     KEPT_COST = 256         # bytes that an uncommitted message takes in memory beside its own
     NOTE_ROOM = 128         # bytes of a note beside its value, at most
+    MOST_BURIED = 4096      # messages of which it is remembered that they are dead letters already
 
 LINK_KEY = b"relink/link/"
 SINCE_KEY = b"relink/since/"
@@ -436,6 +437,13 @@ cdef class Link(Waker):
             self.waiting.append(channel)
         return 0
 
+    cdef int hold(self, uint64_t channel, uint64_t offset, uint64_t lsn) except -1:
+        """A message that has no place yet. None is taken before it has."""
+        self.held = True
+        self.holding = Sent(offset, lsn)
+        self.holding_channel = channel
+        return 0
+
     cdef int drop_pending(self, InChannel channel, uint64_t below, int64_t now) except -1:
         """Uncommitted messages that need to be kept no more; notes are forgotten when nothing in them is needed."""
         cdef Kept kept
@@ -492,6 +500,7 @@ cdef class Relink:
         self.max_uncommitted = max_uncommitted
         self.links = {}
         self.unused = {}
+        self.buried = {}
         self.endpoints = {}
         for endpoint in endpoints:
             self.endpoints[endpoint.name.encode()] = endpoint
@@ -1566,7 +1575,7 @@ cdef class RelinkSession(LoggedSession):
         cursor += ahead
         link.used = True
         if packet.type == UNCOMMITTED:
-            self.on_uncommitted(channel, cursor, now)
+            cursor = self.on_uncommitted(channel, cursor, now)
         if packet.type == CONSUMED:
             channel.consumed = cursor
         elif packet.type != RECEIVED:
@@ -1583,32 +1592,75 @@ cdef class RelinkSession(LoggedSession):
             self.consider_shutdown(now)
         return 0
 
-    cdef int on_uncommitted(self, OutChannel channel, uint64_t upto, int64_t now) except -1:
-        """The peer failed to process these messages: they go to their dead-letter topics."""
+    cdef uint64_t on_uncommitted(self, OutChannel channel, uint64_t upto, int64_t now) except? 0:
+        """The peer failed to process these messages: they go to their dead-letter topics. Answers how far it got; where the
+        log had no room for all, the packet is read again."""
         cdef uint64_t sequence
         cdef View view
+        cdef int rc
         for sequence in range(max(channel.answered, channel.base), min(upto, channel.base + channel.count)):
             if not self.look(channel.at(sequence), &view):
                 continue
-            self.bury(&view, b"uncommitted by the peer", now)
-        return 0
+            rc = self.bury(&view, b"uncommitted by the peer", now)
+            if rc != APPEND_OK:
+                self.not_appended(rc, now)
+                return sequence
+            self.full_since = 0
+        return upto
 
-    cdef int bury(self, const View* view, bytes reason, int64_t now) except -1:
-        """Publishes a message that this peer does not get to its dead-letter topic."""
+    cdef int bury(self, const View* view, bytes reason, int64_t now) except -100:
+        """Publishes a message that this peer does not get to its dead-letter topic; as append_message() answers, but for one
+        that no log can carry: that is lost."""
+        cdef Message m
         cdef bytes topic = self.bus.log.topic_name(view.record.topic)
-        cdef bytes prefix = self.bus.dead_prefix.encode()
-        self.shared.counts.dead += 1
-        if topic.startswith(prefix):
-            return 0
-        try:
-            self.bus.publish(
-                (prefix + topic)[:65535], view.payload[:view.payload_len],
-                headers=b'{"dead-reason": "%b", "dead-offset": "%d"}' % (reason, view.record.offset),
-                parts=tuple([view.parts[i] for i in range(view.parts_count)]), protocol=view.record.protocol,
-                kind=view.record.kind, correlation=view.record.correlation, now=now)
-        except (LogError, BusError):
+        cdef bytes name = self.bus.dead_prefix.encode()
+        cdef bytes headers
+        cdef int rc = APPEND_OK
+        if not topic.startswith(name):
+            name = (name + topic)[:65535]
+            memset(&m, 0, sizeof(Message))
+            m.topic = self.bus.make_topic(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+            m.protocol = view.record.protocol
+            m.kind = view.record.kind
+            m.correlation = view.record.correlation
+            m.parts = view.parts
+            m.parts_count = view.parts_count
+            m.payload = view.payload
+            m.payload_len = view.payload_len
+            m.now = now
+            # The largest messages leave no room for the reason.
+            for headers in (b'{"dead-reason": "%b", "dead-offset": "%d"}' % (reason, view.record.offset), b""):
+                m.headers = <const uint8_t*>PyBytes_AS_STRING(headers)
+                m.headers_len = <uint32_t>PyBytes_GET_SIZE(headers)
+                rc = self.bus.publish_message(&m)
+                if rc != APPEND_TOO_LARGE:
+                    break
+        if rc == APPEND_TOO_LARGE:
             self.shared.counts.lost += 1
-        return 0
+            return APPEND_OK
+        if rc == APPEND_OK:
+            self.shared.counts.dead += 1
+        return rc
+
+    cdef int bury_too_large(self, const View* view, int64_t now) except -100:
+        """The same for a message that is larger than the link takes: once, for however many links that is so."""
+        cdef Link link = self.link
+        cdef dict buried = self.shared.buried
+        cdef int rc
+        self.passed += RECORD_HEADER
+        if view.record.offset < link.floor:
+            return APPEND_OK                # before a restart
+        if view.record.offset not in buried:
+            self.passed += view.payload_len
+            rc = self.bury(view, b"too large for the link", now)
+            if rc != APPEND_OK:
+                return rc
+            buried[view.record.offset] = None
+            if len(buried) > MOST_BURIED:
+                del buried[next(iter(buried))]
+        self.shared.counts.too_large += 1
+        link.unwritten = True               # so that a restart does not come to it again
+        return APPEND_OK
 
     # --- messages for the peer -----------------------------------------------------------------------------------------
 
@@ -1692,6 +1744,7 @@ cdef class RelinkSession(LoggedSession):
         if link is None or not self.may_send or self.closing or not self.bus.log.open:
             return 0
         self.stalled = False
+        self.passed = 0
         self.send_waiting(limit, now)
         if link.held and not link.peer_shut:
             if not self.look(&link.holding, &view):
@@ -1700,7 +1753,7 @@ cdef class RelinkSession(LoggedSession):
             else:
                 link.held = False
                 self.place(link.holding_channel, link.holding.offset, link.holding.lsn, &view, now)
-        while self.out.size < limit and not link.held and not link.peer_shut:
+        while self.out.size + self.passed < limit and not link.held and not link.peer_shut:
             if link.outstanding >= self.shared.max_outstanding:
                 self.stalled = True
                 break
@@ -1710,9 +1763,10 @@ cdef class RelinkSession(LoggedSession):
                 self.place(id, delivery.view.record.offset, self.lsn_of(&delivery), &delivery.view, now)
             else:
                 self.shared.counts.unmapped += 1
+                self.passed += RECORD_HEADER
         self.write_commits()
         self.bus.flush(now)             # dead letters
-        if self.out.size >= limit:
+        if self.out.size + self.passed >= limit:
             self.more = True
         return 0
 
@@ -1722,10 +1776,12 @@ cdef class RelinkSession(LoggedSession):
         cdef OutChannel channel = link.outs.find(id)
         cdef OutChannel other
         if offset < (link.floor if channel is None else channel.base_offset):
+            self.passed += RECORD_HEADER
             return 0                    # from before a restart, of a channel that has been closed since, or settled
         if view.payload_len > link.max_message:
-            self.shared.counts.too_large += 1
-            return self.bury(view, b"too large for the link", now)
+            if self.bury_too_large(view, now) != APPEND_OK:
+                link.hold(id, offset, lsn)              # until the log has room
+            return 0
         if channel is None:
             if <uint32_t>len(link.outs.items) < self.shared.max_channels:
                 channel = OutChannel(id)
@@ -1738,10 +1794,7 @@ cdef class RelinkSession(LoggedSession):
                     if not other.closing and other.count == 0 and other.consumed == other.sent:
                         self.close_channel(other)
         if channel is None or channel.closing:
-            link.held = True            # until it may be opened
-            link.holding = Sent(offset, lsn)
-            link.holding_channel = id
-            return 0
+            return link.hold(id, offset, lsn)           # until it may be opened
         if (
             channel.base + channel.count == channel.sent and channel.sent - channel.consumed < self.shared.window
             and not channel.waiting
@@ -1919,6 +1972,8 @@ cdef class RelinkSession(LoggedSession):
                 self.pinged = now
                 self.out.commit(write_general(self.out.reserve(GENERAL_SIZE), PING))
         self.stop_waiting(self.shared.block_timeout_us, now)     # to be refused, or to end
+        if self.link.held:
+            self.wake()                 # the log has room, perhaps
         if self.link.unwritten:
             self.write_note(now)
             self.bus.flush(now)
