@@ -650,6 +650,48 @@ def test_links_that_were_never_used_leave_room_for_others(open_gateway: Opened) 
     assert gateway.shared.counters()["handshakes_refused"] == 1
 
 
+def test_link_on_which_the_peer_sent_stays_used_after_a_restart_also_without_channels(
+    open_gateway: Opened,
+) -> None:
+    gateway = open_gateway(max_links=1)
+    peer = gateway.connect()
+    assert shown(peer.send(peer.message(1, b"x"), peer.op(CLOSE, 1))) == ["consumed 1", "closed 1"]
+    for _ in range(2):
+        gateway.restart()
+        assert gateway.connect().answer is None
+    assert peer.again(require=True).link == peer.link
+
+
+def test_first_acknowledgement_makes_a_link_used_also_if_a_kill_comes_right_behind_it(
+    open_gateway: Opened,
+) -> None:
+    gateway = open_gateway(max_links=1)
+    peer = gateway.connect()
+    gateway.publish("demo.out.1", b"y")
+    assert shown(peer.send()) == ["message 1 y"]
+    peer.send(peer.ack(RECEIVED, 1))
+    gateway.kill()
+    assert gateway.connect().answer is None
+    assert peer.again(require=True).link == peer.link
+
+
+def test_note_that_does_not_say_whether_its_link_was_used_is_read(open_gateway: Opened) -> None:
+    gateway = open_gateway(max_links=2)
+    used, unused = gateway.connect(), gateway.connect()
+    used.send(used.message(1, b"x"))
+    for key, value in gateway.bus.notes(b"relink/").items():
+        if key.startswith((b"relink/link/", b"relink/since/")):
+            version, flags, *rest = HEAD.unpack_from(value)
+            gateway.bus.note(key, HEAD.pack(version, flags & 3, *rest) + value[HEAD.size :])
+    gateway.restart()
+    newest = gateway.connect()
+    assert newest.link
+    assert gateway.connect().answer is None
+    newest.leave()
+    assert used.again(require=True).link == used.link
+    assert Peer(gateway, "demo", epoch=used.epoch, link=unused.link, require=True).link == 0
+
+
 def test_links_of_an_endpoint_that_is_gone_leave_no_notes(open_gateway: Opened) -> None:
     gateway = open_gateway(endpoints=[Endpoint("demo", connector_transactions=True), Endpoint("other")])
     peers = [gateway.connect(name) for name in ("demo", "demo", "other")]

@@ -182,6 +182,7 @@ cdef class Link(Waker):
     cdef uint64_t acked                 # acknowledged by the peer since the last note
 
     cdef int change(self, Channel channel) except -1
+    cdef uint8_t flags(self) noexcept
     cdef bytes state(self, list channels)
     cdef uint64_t write(self, Run* runs, uint32_t count, int64_t now) except 0
     cdef uint64_t checkpoint(self, int64_t now) except 0
@@ -242,7 +243,7 @@ cdef class RelinkSession(LoggedSession):
     cdef bint resuming                  # the link is an old one
     cdef bint may_send                  # messages and operations
     cdef bint stalled                   # the link has as many messages outstanding as it may
-    cdef bint rolled_back               # in this batch
+    cdef bint note_due                  # this batch has something that is seldom said again and must not be undone by a kill
     cdef Py_ssize_t passed              # room that this delivery spent on messages that the peer does not get
     cdef int64_t began
     cdef int64_t heard                  # when bytes last came

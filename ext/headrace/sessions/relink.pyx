@@ -290,6 +290,10 @@ cdef class Link(Waker):
             self.changed.append(channel)
         return 0
 
+    cdef uint8_t flags(self) noexcept:
+        """As in its notes."""
+        return self.peer_shut | (self.shut << 1) | (self.used << 2)
+
     cdef bytes state(self, list channels):
         """These channels as entries of a note: where they stand when all is done that was planned."""
         cdef InChannel inside
@@ -330,7 +334,7 @@ cdef class Link(Waker):
         if not self.recovering:
             self.floor = max(self.floor, self.holding.offset if self.held else self.subscription.next_offset)
         body = HEAD.pack(
-            FORMAT, self.peer_shut | (self.shut << 1), self.generation, self.floor, self.shared.bus.log.next_offset,
+            FORMAT, self.flags(), self.generation, self.floor, self.shared.bus.log.next_offset,
             self.next_kept, count, len(self.changed))
         body += PyBytes_FromStringAndSize(<const char*>runs, count * sizeof(Run)) if count else b""
         lsn = self.shared.bus.put_note(SINCE_KEY + b"%016x" % self.id, body + self.state(self.changed), now)
@@ -351,7 +355,7 @@ cdef class Link(Waker):
         for channel, planned in ahead:
             channel.planned = 0
         head = HEAD.pack(
-            FORMAT, self.peer_shut | (self.shut << 1), self.generation + 1, self.floor, self.endpoint.nature(),
+            FORMAT, self.flags(), self.generation + 1, self.floor, self.endpoint.nature(),
             self.next_kept, len(name),
             1 + len(self.ins.items) + len(self.outs.items))
         largest = ENTRY.pack(b"l", 0, 0, 0, self.max_message, 0, 0)
@@ -692,9 +696,10 @@ cdef class Relink:
                 inside.received -= undone
                 inside.resolved = inside.received
                 missing -= undone
+        # Notes did not always say so.
+        link.used = flags >> 2 & 1 or bool(link.ins.items or [True for outside in link.outs.items if outside.base])
         link.checkpoint(now)
         self.links[link.id] = link
-        link.used = bool(link.ins.items or [True for outside in link.outs.items if outside.base])
         if not link.used:
             self.unused[link.id] = link
         return link
@@ -1125,8 +1130,8 @@ cdef class RelinkSession(LoggedSession):
         if self.left:
             self.forget_plan(now)          # the intent said more than was done
             self.write_note(now)
-        if self.rolled_back:            # it is seldom acknowledged, and must not be undone by a kill
-            self.rolled_back = False
+        if self.note_due:
+            self.note_due = False
             self.write_note(now)
         self.kept_entries = None
         self.acknowledge()
@@ -1258,7 +1263,7 @@ cdef class RelinkSession(LoggedSession):
                 self.kept_at += 1
                 if entry[1] is None:
                     channel.doomed = True
-                    self.rolled_back = True
+                    self.note_due = True
                     self.link.change(channel)
                 else:
                     channel.pending.append(entry[1])
@@ -1397,7 +1402,7 @@ cdef class RelinkSession(LoggedSession):
         self.link.drop_pending(channel, upto, now)
         channel.resolved = upto
         channel.doomed = False
-        self.rolled_back = True
+        self.note_due = True
         self.link.change(channel)
         return self.touch(channel)
 
@@ -1469,7 +1474,7 @@ cdef class RelinkSession(LoggedSession):
             self.shared.counts.uncommitted += 1
             channel.doomed = False
             self.outcome(channel, upto, False)
-            self.rolled_back = True
+            self.note_due = True
         else:
             self.shared.counts.commits += 1
         self.full_since = 0
@@ -1573,7 +1578,9 @@ cdef class RelinkSession(LoggedSession):
         if ahead == 0:
             return 0
         cursor += ahead
-        link.used = True
+        if not link.used:
+            link.used = True
+            self.note_due = True
         if packet.type == UNCOMMITTED:
             cursor = self.on_uncommitted(channel, cursor, now)
         if packet.type == CONSUMED:
