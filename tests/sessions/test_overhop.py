@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from headrace.config.schema import Key
+from headrace.mapping import Map, Rule
 from headrace.sessions import overhop
 from headrace.sessions.overhop import Overhop
 from headrace.wire import overhop as wire
@@ -1126,6 +1127,26 @@ def test_peers_have_the_rights_of_the_listeners_key(tmp_path: Path) -> None:
     gateway.keys.replace([])
     assert peer.err(T.ENQUEUE, q="mail") == "NOT_ALLOWED"
     assert not peer.closing
+    gateway.close()
+
+
+def test_right_to_add_a_queue_is_on_the_topic_that_the_map_has_for_its_jobs(tmp_path: Path) -> None:
+    key = Key(name="site", key="k", publish=["plant.jobs.#"])
+    rules = Map([Rule("job-{name}", "plant.jobs.{name}")])
+    gateway = OverhopGateway(tmp_path, keys=[key], key="site", queues={"map": rules})
+    peer = gateway.worker()
+    peer.ok(T.ADDQUEUE, name="job-mail")
+    peer.enqueue("job-mail")
+    for kind in (T.PAUSE, T.RESUME):
+        peer.ok(kind, q="job-mail")
+    assert peer.err(T.ADDQUEUE, name="job-mail") == "DUPLICATE_QUEUE"
+    for name in ("mail", "job-a/b"):
+        assert peer.err(T.ADDQUEUE, name=name) == "INVALID_QUEUE_NAME"
+    gateway.keys.replace([Key(name="site", key="k", publish=["queue.#"])])
+    assert peer.err(T.ADDQUEUE, name="job-letters") == "NOT_ALLOWED"
+    assert peer.err(T.ADDQUEUE, name="job-mail") == "NOT_ALLOWED"
+    assert peer.err(T.ADDQUEUE, name="_system") == "DUPLICATE_QUEUE"
+    assert [queue.name for queue in gateway.queues] == ["_system", "job-mail"]
     gateway.close()
 
 

@@ -52,6 +52,7 @@ cdef class Overhop:
     cdef Counts counts
 
     cdef bint may(self, bint publish, Queue queue) except -1
+    cdef bint may_add(self, str name) except -1
     cdef Rights rights(self)
 
 

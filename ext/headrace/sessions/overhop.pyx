@@ -44,7 +44,7 @@ from headrace import __version__
 from headrace.bus import STATUS_NAMES
 from headrace.errors import BusError, LogError
 from headrace.limits import OVERHOP_LISTED_JOBS, OVERHOP_PAGE_JOBS, OVERHOP_RETRY_MS, OVERHOP_SUBSCRIPTIONS
-from headrace.sessions.queues import BadQueueName, DuplicateQueue, TooManyQueues
+from headrace.sessions.queues import BadQueueName, DuplicateQueue, TooManyQueues, check_name
 from headrace.wire.overhop import Raw, time_text, unpack
 
 cdef extern from "platform.h":
@@ -175,6 +175,15 @@ cdef class Overhop:
             return rights.may_publish(
                 queue.topic, PyBytes_AS_STRING(queue.topic_name), PyBytes_GET_SIZE(queue.topic_name))
         return rights.may_subscribe(queue.topic, PyBytes_AS_STRING(queue.topic_name), PyBytes_GET_SIZE(queue.topic_name))
+
+    cdef bint may_add(self, str name) except -1:
+        """Whether peers may make a queue of this name; BadQueueName if nobody may."""
+        cdef Rights rights
+        check_name(name)
+        if not self.key:
+            return True
+        rights = self.rights()
+        return rights is not None and rights.publishes(self.queues.topic_for(name))
 
 
 cdef class OverhopSession(LoggedSession):
@@ -666,6 +675,7 @@ cdef class OverhopSession(LoggedSession):
 
     def _addqueue(self, payload, now):
         cdef str name = field(payload, "name", str)
+        cdef Queue known = self.shared.queues.get(name)
         config = field(payload, "config", dict, required=False) or {}
         limit = field(config, "concurrency_limit", int, required=False)
         if limit is not None and not 1 <= limit <= MOST_CREDITS:
@@ -673,13 +683,11 @@ cdef class OverhopSession(LoggedSession):
         overrides = config.get("allow_job_overrides", True)
         if type(overrides) is not bool:
             raise Violation("allow_job_overrides is a bool")
-        if name.startswith("_") and self.shared.queues.get(name) is None:
+        if name.startswith("_") and known is None:
             raise Refused("SYSTEM_QUEUE_FORBIDDEN", "names that begin with _ are the gateway's")
-        if self.shared.key:
-            rights = self.shared.rights()
-            if rights is None or not rights.publishes(f"queue.{name}.jobs"):
-                raise Refused("NOT_ALLOWED", f"no right to add {short(name)!r}")
         try:
+            if not (self.shared.may_add(name) if known is None else self.shared.may(True, known)):
+                raise Refused("NOT_ALLOWED", f"no right to add {short(name)!r}")
             made = self.shared.queues.add(name, concurrency_limit=limit, allow_job_overrides=overrides, now=now)
         except DuplicateQueue as error:
             raise Refused("DUPLICATE_QUEUE", str(error)) from None
