@@ -499,6 +499,22 @@ def test_idle_worker_is_told_that_its_queue_was_removed(gateway: OverhopGateway)
     assert len(idle.jobs()) == 1
 
 
+def test_worker_that_removes_a_queue_and_subscribes_to_another_at_once_is_told_of_the_end(
+    gateway: OverhopGateway,
+) -> None:
+    peer = gateway.worker()
+    for name in ("mail", "other"):
+        peer.ok(T.ADDQUEUE, name=name)
+    sid = peer.subscribe("mail", 1)
+    both = wire.encode(T.RMQUEUE, "r", {"q": "mail"}) + wire.encode(T.SUBSCRIBE, "s", {"q": "other"})
+    removed, ended, subscribed = peer.decoder.feed(peer.exchange(both))
+    assert [(removed.type, removed.rid), (subscribed.type, subscribed.rid)] == [(T.OK, "r"), (T.OK, "s")]
+    assert (ended.type, ended.rid, ended.payload) == (T.ENDED, "0", {"q": "mail", "sid": sid})
+    assert gateway.shared.counters()["subscriptions_ended"] == 1
+    assert peer.err(T.CREDIT, sid=sid, credits=1) == "SUBSCRIPTION_NOT_FOUND"
+    assert peer.session.subscriptions == 1
+
+
 class Woken:
     """Who carries a session's bytes."""
 
@@ -519,6 +535,11 @@ def test_nobody_is_told_of_removed_queues_without_the_extension(tmp_path: Path) 
     peer.ok(T.RMQUEUE, q="mail")
     assert peer.pushed() == []
     assert peer.err(T.CREDIT, sid=sid, credits=1) == "SUBSCRIPTION_NOT_FOUND"
+    peer.ok(T.ADDQUEUE, name="other")
+    peer.subscribe("other", 1)
+    assert peer.pushed() == []
+    assert peer.session.subscriptions == 1
+    assert gateway.shared.counters()["subscriptions_ended"] == 0
     gateway.close()
 
 

@@ -490,13 +490,15 @@ cdef class OverhopSession(LoggedSession):
         return 0
 
     cdef int tell_ended(self, int64_t now) except -1:
-        """Tells the worker which of its queues were removed; how many."""
+        """Tells the worker which of its queues were removed, if it may be told, and has it leave them; how many."""
         cdef Seat seat
         cdef int told = 0
         for seat in list(self.seats):
             if not seat.member.gone:
                 continue
             self.stand_up(seat, now)
+            if not self.shared.deliver:
+                continue
             self.shared.counts.subscriptions_ended += 1
             told += 1
             self.answer(&ZERO, ENDED, pack({"q": seat.queue.name, "sid": seat.sid[:UUID_CHARS].decode()}))
@@ -641,10 +643,9 @@ cdef class OverhopSession(LoggedSession):
         if type(credits) is not int or not 0 <= credits <= MOST_CREDITS:
             raise Violation(f"credits is an int from 0 to {MOST_CREDITS}")
         queue = self._queue(payload, False, "subscribe to")
-        for seat in list(self.seats):
-            if seat.member.gone:
-                self.stand_up(seat, now)
-            elif seat.queue is queue:
+        self.tell_ended(now)
+        for seat in self.seats:
+            if seat.queue is queue:
                 raise Refused("DUPLICATE_SUBSCRIPTION", f"this worker is subscribed to {queue.name!r}")
         if len(self.seats) >= OVERHOP_SUBSCRIPTIONS:
             raise Refused("QUEUE_POOL_ERROR", f"a worker has {OVERHOP_SUBSCRIPTIONS} subscriptions at most")
