@@ -366,7 +366,8 @@ cdef class Bus(Keeper):
     cdef list safe_waiters              # subscriptions to wake when the safe end moved
     cdef list stateless                 # durable subscriptions that the log knows nothing of any more
     cdef dict kept_notes                # key -> Note
-    cdef dict note_places               # what keys have up to a slash -> {key of a note: False, the same up to the next slash: True}
+    cdef dict note_places               # what keys have up to one of their first slashes -> {key of a note: False, the same
+                                        # up to the next slash: True}
     cdef list unwritten_notes           # keys whose note or end the log had no room for
     cdef list leaving                   # ids of those that were dropped, which the log does not know
     cdef uint64_t next_id

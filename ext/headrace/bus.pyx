@@ -51,6 +51,7 @@ cdef enum:
     ACKS_REPEATED = 4096     # acknowledgements above the floor that a restart has to remember one by one
     UNWRITTEN = 65536        # acknowledgements that wait for room in the log one by one
     KEY_BYTES = 512          # of a note
+    PLACES = 3               # slashes of a note's key that it is looked up by: relink/kept/<link>/ has no more
     BURY_AGAIN_US = 100_000  # after the log had no room for a dead letter
 
 cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that is not the segment's number
@@ -1754,6 +1755,19 @@ def with_reasons(original, reasons):
     return json.dumps(fields | reasons).encode()
 
 
+cdef bytes place_in(bytes key):
+    """What a note's key has up to its last slash, or up to the PLACES-th: peers choose parts of some keys, and a place for
+    each slash in them would take many times as much memory as the note."""
+    cdef Py_ssize_t i, end = 0, slashes = 0
+    for i in range(PyBytes_GET_SIZE(key)):
+        if key[i] == c"/":
+            end = i + 1
+            slashes += 1
+            if slashes == PLACES:
+                break
+    return key[:end]
+
+
 @cython.final
 cdef class Bus(Keeper):
     """Topics and subscriptions on one log. `schedule`, if set, is called when dispatch() has something to do."""
@@ -2192,10 +2206,10 @@ cdef class Bus(Keeper):
         return None if note is None else note.value
 
     def notes(self, bytes prefix=b""):
-        """Every key that begins so, with its value. Slashes in keys are like those of paths: what is in no place that the
-        prefix names is not looked at."""
+        """Every key that begins so, with its value. The first slashes in keys are like those of paths: what is in no place
+        that the prefix names is not looked at."""
         cdef dict found = {}
-        self.find_notes(prefix[:prefix.rfind(b"/") + 1], prefix, found)
+        self.find_notes(place_in(prefix), prefix, found)
         return found
 
     cdef int find_notes(self, bytes place, bytes prefix, dict found) except -1:
@@ -2210,24 +2224,24 @@ cdef class Bus(Keeper):
 
     cdef int place_note(self, bytes key) except -1:
         """A note is there: it is in the place that its key names, and that in those above it."""
-        cdef bytes name = key, place = key[:key.rfind(b"/") + 1]
+        cdef bytes name = key, place = place_in(key)
         cdef bint more = False, known
         while True:
             known = place in self.note_places
             self.note_places.setdefault(place, {})[name] = more
             if known or not place:
                 return 0
-            name, place, more = place, place[:place.rfind(b"/", 0, len(place) - 1) + 1], True
+            name, place, more = place, place_in(place[:len(place) - 1]), True
 
     cdef int displace_note(self, bytes key) except -1:
         """It is no more, nor are places that nothing else is in."""
-        cdef bytes name = key, place = key[:key.rfind(b"/") + 1]
+        cdef bytes name = key, place = place_in(key)
         while True:
             del self.note_places[place][name]
             if self.note_places[place] or not place:
                 return 0
             del self.note_places[place]
-            name, place = place, place[:place.rfind(b"/", 0, len(place) - 1) + 1]
+            name, place = place, place_in(place[:len(place) - 1])
 
     def dispatch(self):
         """Wakes whoever subscribed to a topic that was published to; to be called once per loop turn."""

@@ -1,6 +1,7 @@
 """Notes: small state that sessions keep in the log, through restarts, kills and retention."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ def test_a_forgotten_note_stays_forgotten(place: Place) -> None:
 def test_notes_are_found_by_whatever_their_keys_begin_with(place: Place) -> None:
     source = random.Random(5)
     keys = [b"a", b"a/", b"a/b", b"a//b", b"/", b"ab", b"a/b/c", b"a/b/d", b"a/bc/d", b"b.c", b"b/c/d/e"]
+    keys += [b"b/c/d/", b"b/c/d/e/f", b"b/c/d/e/g/h", b"b/c/d//", b"b/c/d/eh/", b"b/c/e/////"]
     prefixes = [key[:n] for key in keys for n in range(len(key) + 1)] + [b"x", b"a/x/", b"a/b/c/"]
     known: dict[bytes, bytes] = {}
     for step in range(300):
@@ -46,6 +48,20 @@ def test_notes_are_found_by_whatever_their_keys_begin_with(place: Place) -> None
         for prefix in prefixes:
             expected = {key: value for key, value in known.items() if key.startswith(prefix)}
             assert place.bus.notes(prefix) == expected, prefix
+
+
+def test_slashes_in_a_key_cost_no_memory_of_their_own(place: Place) -> None:
+    keys = [b"zeroctl/task/" + b"%d/" % i * 60 for i in range(100)]
+    tracemalloc.start()
+    try:
+        for key in keys:
+            place.bus.note(key, b"")
+        assert tracemalloc.get_traced_memory()[0] < 100 * 2000
+    finally:
+        tracemalloc.stop()
+    for key in keys:
+        place.bus.forget(key)
+    assert place.bus.notes() == {}
 
 
 def test_notes_survive_a_kill(place: Place) -> None:
