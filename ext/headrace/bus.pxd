@@ -123,6 +123,18 @@ cdef struct Heap:           # the smallest key first
     uint32_t count
     uint32_t room
 
+cdef struct Due:            # how many messages are due at a time, or before it and after that of the one before
+    int64_t until
+    uint64_t count
+
+cdef struct Delays:         # how many of the messages ahead of a cursor are due when, in bounded room
+    Due* items              # ascending
+    uint32_t count
+    uint32_t room
+    int64_t grain           # times that differ in no other bits than these are told as the last of them
+    int64_t past            # messages that were due then or before are not counted any more
+    uint64_t messages       # how many are
+
 cdef struct Delivery:
     View view
     uint64_t tag            # offset + 1: the same at each redelivery, and after a restart
@@ -233,10 +245,8 @@ cdef class Subscription:
     cdef uint32_t failed_kept
     # what is ahead of the cursor, as far as it was counted; filters only
     cdef uint64_t counted               # the lsn up to which; 0: not counted
-    cdef uint64_t ahead
-    cdef Heap delayed                   # of these, those whose time had not come at delayed_at, by that time
-    cdef int64_t delayed_at
-    cdef uint32_t delayed_passed        # of these, those that the cursor has passed
+    cdef uint64_t ahead                 # without those that are spared
+    cdef Delays delays                  # of these, those whose time had not come when they were last counted
     # from before a restart
     cdef uint64_t restored_below        # offsets from before the last one that it came through
     cdef set acked                      # offsets at or above the cursor that are acknowledged
@@ -285,7 +295,8 @@ cdef class Subscription:
     cdef bint next_record(self, uint64_t limit, Segment** segment, uint64_t* position) noexcept
     cdef bint more_beyond(self) noexcept
     cdef void move_back(self, uint64_t segment, uint64_t position, uint64_t waiting_from) noexcept
-    cdef void skip_one(self, Segment* segment, uint64_t position) noexcept
+    cdef int skip_one(self, Segment* segment, uint64_t position) except -1
+    cdef int uncount(self, const RecordHeader* record, uint64_t lsn) except -1
     cdef bint waits_in(self, Segment* segment) except -1
     cdef void seek_end(self) noexcept
     cdef void seek(self, uint64_t offset) noexcept

@@ -52,6 +52,7 @@ cdef enum:
     UNWRITTEN = 65536        # acknowledgements that wait for room in the log one by one
     KEY_BYTES = 512          # of a note
     PLACES = 3               # slashes of a note's key that it is looked up by: relink/kept/<link>/ has no more
+    DUE_TIMES = 8192         # that a census tells apart; 16 bytes each
     BURY_AGAIN_US = 100_000  # after the log had no room for a dead letter
 
 cdef uint64_t POSITION = (<uint64_t>1 << 40) - 1       # the part of an lsn that is not the segment's number
@@ -139,6 +140,100 @@ cdef void heap_pop(Heap* heap) noexcept nogil:
     heap.items[at] = entry
 
 
+# --- messages by when they are due ------------------------------------------------------------------------------------
+# Exact as long as there are no more than DUE_TIMES different times; beyond that, times near to each other become one.
+
+cdef uint32_t find_due(const Delays* delays, int64_t until) noexcept nogil:
+    """The first that is not before a time."""
+    cdef uint32_t low = 0, high = delays.count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if delays.items[middle].until < until:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef void merge_dues(Delays* delays) noexcept nogil:
+    """Leaves out those that nothing is due at; where that gives too little room, fewer times are told apart."""
+    cdef uint32_t i, kept
+    cdef Due due
+    while True:
+        kept = 0
+        for i in range(delays.count):
+            due = delays.items[i]
+            if due.count == 0:
+                continue
+            due.until |= delays.grain
+            if kept and delays.items[kept - 1].until == due.until:
+                delays.items[kept - 1].count += due.count
+            else:
+                delays.items[kept] = due
+                kept += 1
+        delays.count = kept
+        if kept <= DUE_TIMES // 2:
+            return
+        delays.grain = delays.grain << 1 | 1
+
+
+cdef int put_due(Delays* delays, int64_t time) noexcept nogil:
+    """Counts a message that is due after delays.past; -1: no memory."""
+    cdef uint32_t at, room
+    cdef Due* grown
+    if delays.count == DUE_TIMES:
+        at = find_due(delays, time | delays.grain)
+        if at == delays.count or delays.items[at].until != time | delays.grain:
+            merge_dues(delays)
+    at = find_due(delays, time | delays.grain)
+    if at == delays.count or delays.items[at].until != time | delays.grain:
+        if delays.count == delays.room:
+            room = min(delays.room * 2 + 16, <uint32_t>DUE_TIMES)
+            grown = <Due*>realloc(delays.items, room * sizeof(Due))
+            if grown == NULL:
+                return -1
+            delays.items = grown
+            delays.room = room
+        memmove(delays.items + at + 1, delays.items + at, (delays.count - at) * sizeof(Due))
+        delays.items[at].until = time | delays.grain
+        delays.items[at].count = 0
+        delays.count += 1
+    delays.items[at].count += 1
+    delays.messages += 1
+    return 0
+
+
+cdef void clear_dues(Delays* delays) noexcept nogil:
+    free(delays.items)
+    delays.items = NULL
+    delays.count = delays.room = 0
+    delays.grain = 0
+    delays.messages = 0
+
+
+cdef void drop_due(Delays* delays, int64_t time) noexcept nogil:
+    """Counts a message no more, if it was not due by delays.past."""
+    if time <= delays.past:
+        return
+    delays.items[find_due(delays, time | delays.grain)].count -= 1
+    delays.messages -= 1
+    if delays.messages == 0:
+        clear_dues(delays)
+
+
+cdef void pass_dues(Delays* delays, int64_t now) noexcept nogil:
+    """Counts no more what is due by now."""
+    cdef uint32_t i, gone = find_due(delays, now + 1)
+    for i in range(gone):
+        delays.messages -= delays.items[i].count
+    if gone:
+        delays.count -= gone
+        memmove(delays.items, delays.items + gone, delays.count * sizeof(Due))
+    if delays.messages == 0:
+        clear_dues(delays)
+    delays.past = max(delays.past, ((now + 1) & ~delays.grain) - 1)
+
+
 # --- a message's own timing ------------------------------------------------------------------------------------------
 # It is in the headers, so that it reaches the Parquet columns: a JSON object with whole numbers, and no spaces in it.
 
@@ -211,6 +306,10 @@ cdef Py_ssize_t words_of(const char* topic, Py_ssize_t n) noexcept nogil:
     for i in range(n):
         count += topic[i] == c"."
     return count
+
+
+cdef inline uint64_t lsn_of(const Segment* segment, const RecordHeader* record) noexcept nogil:
+    return (segment.number << 40) | <uint64_t>(<const uint8_t*>record - segment.base)
 
 
 cdef inline uint32_t place_of(uint32_t topic, uint32_t room) noexcept nogil:
@@ -430,7 +529,7 @@ cdef class Subscription:
         free(self.flights)
         free(self.later.items)
         free(self.ready.items)
-        free(self.delayed.items)
+        free(self.delays.items)
         free(self.unwritten)
         free(self.finished)
 
@@ -581,18 +680,29 @@ cdef class Subscription:
         self.position = position
         self.waiting_from = waiting_from
 
-    cdef void skip_one(self, Segment* segment, uint64_t position) noexcept:
+    cdef int skip_one(self, Segment* segment, uint64_t position) except -1:
         cdef RecordHeader* record = <RecordHeader*>(segment.base + position)
         if self.exact:
             self.position += 1
             self.behind += 1
         else:
+            self.uncount(record, (segment.number << 40) | position)
             self.position = position + padded(record.length)
-            if ((segment.number << 40) | position) < self.counted:
-                self.ahead -= 1
-                if self.not_before(record) > self.delayed_at:
-                    self.delayed_passed += 1
         self.next_offset = record.offset + 1
+        if record.offset < self.restored_below:
+            self.acked.discard(record.offset)
+        if self.removed is not None:
+            self.removed.discard(record.offset)
+            if not self.removed:
+                self.removed = None
+        return 0
+
+    cdef int uncount(self, const RecordHeader* record, uint64_t lsn) except -1:
+        """A message is about to be ahead of the cursor no more, or to be spared."""
+        if lsn < self.counted and not self.spared(record):
+            self.ahead -= 1
+            drop_due(&self.delays, self.not_before(record))
+        return 0
 
     cdef bint waits_in(self, Segment* segment) except -1:
         """Whether a segment has something for it that was never handed out."""
@@ -695,8 +805,9 @@ cdef class Subscription:
         cdef Log log = self.bus.log
         if self.segment == segment.number:
             self.pass_over(segment, UINT64_MAX)
+        else:
+            self.counted = 0
         self.list_segment = 0
-        self.counted = 0
         self.segment = log.segments_[0].number
         self.position = 0 if self.exact else SEGMENT_HEADER
         self.next_offset = max(self.next_offset, log.segments_[0].first_offset)
@@ -797,6 +908,7 @@ cdef class Subscription:
         cdef Flight* flight
         cdef Py_ssize_t members
         cdef Timing timing
+        cdef bint spared
         if member.gone or member.credits == 0 or self.paused_:
             return 0
         if self.at_least_once:
@@ -820,13 +932,9 @@ cdef class Subscription:
         limit = bus.end_for(self)
         while self.next_record(limit, &segment, &position):
             record = <RecordHeader*>(segment.base + position)
+            spared = (record.offset < self.restored_below or self.removed is not None) and self.spared(record)
             self.skip_one(segment, position)
-            if (record.offset < self.restored_below or self.removed is not None) and self.spared(record):
-                self.acked.discard(record.offset)
-                if self.removed is not None:
-                    self.removed.discard(record.offset)
-                    if not self.removed:
-                        self.removed = None
+            if spared:
                 continue
             out.confirm = self.confirms(record)
             if self.queue and record.flags & FLAG_TIMED and out.confirm:
@@ -925,6 +1033,7 @@ cdef class Subscription:
             if self.late_acks >= self.max_inflight:
                 return False
             self.late_acks += 1
+            self.uncount(record, lsn_of(segment, record))
             self.acked.add(offset)
             self.remember(offset, 1, OUT_COMPLETED)
         self.acknowledged += 1
@@ -1002,7 +1111,7 @@ cdef class Subscription:
         record = self.bus.record_at(offset, &segment)
         if record == NULL or not self.interested(record.topic):
             return UNKNOWN
-        return self.status_ahead(record, (segment.number << 40) | <uint64_t>(<const uint8_t*>record - segment.base), now)
+        return self.status_ahead(record, lsn_of(segment, record), now)
 
     cdef bint view_offset(self, uint64_t offset, View* out) noexcept:
         """A message by its offset, also where it was carried forward; good until the loop runs. False where it is gone."""
@@ -1033,25 +1142,23 @@ cdef class Subscription:
         cdef int64_t due
         if self.counted <= ((segment << 40) | position):
             self.ahead = 0
-            self.delayed.count = self.delayed_passed = 0
-            self.delayed_at = now
+            clear_dues(&self.delays)
+            self.delays.past = 0
         else:
             self.segment = self.counted >> 40
             self.position = self.counted & POSITION
-        while self.delayed.count and self.delayed.items[0].key <= now:
-            if self.delayed.items[0].offset < self.next_offset:
-                self.delayed_passed -= 1
-            heap_pop(&self.delayed)
-        self.delayed_at = max(self.delayed_at, now)
+        pass_dues(&self.delays, now)
         while self.next_record(self.bus.log.published_, &found, &where):
             record = <RecordHeader*>(found.base + where)
+            self.position = where + padded(record.length)
+            if self.spared(record):
+                continue
             due = self.not_before(record)
-            if due > self.delayed_at and heap_push(&self.delayed, due, record.offset) != 0:
+            if due > self.delays.past and put_due(&self.delays, due) != 0:
                 self.counted = 0
                 self.move_back(segment, position, waiting_from)
                 raise MemoryError
             self.ahead += 1
-            self.position = where + padded(record.length)
         self.counted = (self.segment << 40) | self.position
         self.move_back(segment, position, waiting_from)
         return 0
@@ -1082,21 +1189,20 @@ cdef class Subscription:
         return 0
 
     cdef int count_statuses(self, int64_t now, uint64_t* counts) except -1:
-        """How many messages are in each Status. Filters only. What it costs is what has come since it was last asked."""
+        """How many messages are in each Status. Filters only. What it costs is what has come since it was last asked, and
+        what is not safe yet."""
         cdef uint64_t segment, position, waiting_from, safe = self.bus.log.safe_lsn()
         cdef Segment* found = NULL
         cdef RecordHeader* record
-        cdef uint64_t where = 0, delayed
-        cdef int one
+        cdef uint64_t where = 0
         self.check_due(now)
         self.count_ahead(now)
-        delayed = self.delayed.count - self.delayed_passed
         memset(counts, 0, STATUSES * sizeof(uint64_t))
         counts[ACTIVE] = self.held
         counts[COMPLETED] = self.completed_kept
         counts[FAILED] = self.failed_kept
-        counts[DELAYED] = self.open_flights - self.held - self.ready_flights + delayed
-        counts[WAITING] = self.ready_flights + self.ahead - delayed
+        counts[DELAYED] = self.open_flights - self.held - self.ready_flights + self.delays.messages
+        counts[WAITING] = self.ready_flights + self.ahead - self.delays.messages
         segment = self.segment
         position = self.position
         waiting_from = self.waiting_from
@@ -1105,22 +1211,11 @@ cdef class Subscription:
             self.position = safe & POSITION
         while self.next_record(self.bus.log.published_, &found, &where):
             record = <RecordHeader*>(found.base + where)
-            counts[DELAYED if self.not_before(record) > self.delayed_at else WAITING] -= 1
-            counts[NEW] += 1
             self.position = where + padded(record.length)
+            if not self.spared(record):
+                counts[DELAYED if self.not_before(record) > self.delays.past else WAITING] -= 1
+                counts[NEW] += 1
         self.move_back(segment, position, waiting_from)
-        for offset in self.acked if self.removed is None else self.acked | self.removed:
-            if offset < self.next_offset:
-                continue
-            record = self.bus.record_at(offset, &found)
-            if record == NULL or not self.interested(record.topic) or not self.spared(record):
-                continue
-            one = WAITING
-            if ((found.number << 40) | <uint64_t>(<const uint8_t*>record - found.base)) >= safe:
-                one = NEW
-            elif self.not_before(record) > self.delayed_at:
-                one = DELAYED
-            counts[one] -= 1
         return 0
 
     cdef int remove_offset(self, uint64_t offset, int64_t now) except -1:
@@ -1129,6 +1224,8 @@ cdef class Subscription:
         cdef uint32_t deliveries = 0
         cdef int status = self.status_of(offset, now, &deliveries)
         cdef Finished* finished
+        cdef Segment* segment = NULL
+        cdef RecordHeader* record
         if status == UNKNOWN or status == ACTIVE:
             return status
         finished = self.find_finished(offset)
@@ -1139,6 +1236,8 @@ cdef class Subscription:
             self.finish(self.flight(offset), OUT_REMOVED)
             self.settle()
         else:
+            record = self.bus.record_at(offset, &segment)
+            self.uncount(record, lsn_of(segment, record))
             if self.removed is None:
                 self.removed = set()
             self.removed.add(offset)

@@ -1,8 +1,10 @@
 """Queues with jobs: delays, attempts and retries of single messages, limits on what is active, pauses, and what became
 of each message, on a clock that the test turns and through restarts and kills."""
 
+import ctypes
 import json
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 
@@ -89,6 +91,141 @@ def test_census_counts_what_the_status_of_each_message_says(place: Place, seed: 
             told = counts(jobs, now)
             seen = Counter(status[0] for one in offsets if (status := jobs.status(one, now)))
             assert told == dict(seen)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_census_stays_right_where_retention_overtakes_the_cursor(place: Place, seed: int) -> None:
+    source = random.Random(seed)
+    place.close()
+    place.open(retention_bytes=4 * 65536)
+    now, offsets = START, []
+    jobs = queue(place, max_inflight=12)
+    member = jobs.join(None, -1, now)
+    for step in range(600):
+        delay = source.choice([0, 0, 5, 50, 500])
+        offsets.append(
+            place.publish("jobs.x", b"." * 4000, not_before=now + delay * SECOND if delay else None, now=now)
+        )
+        if source.random() < 0.3:
+            place.publish("other", b"." * 4000, now=now)
+        if source.random() < 0.5:
+            jobs.remove(source.choice(offsets[-60:]), now)
+        if source.random() < 0.2:
+            safe(place)
+            while (one := member.receive(now)) is not None and source.random() < 0.8:
+                jobs.ack(one.tag, now)
+        if source.random() < 0.1:
+            now += source.choice([1, 20, 70]) * SECOND
+        if source.random() < 0.3:
+            told = counts(jobs, now)
+            seen = Counter(status[0] for one in offsets if (status := jobs.status(one, now)))
+            assert told == dict(seen), step
+    assert jobs.lost > 0
+
+
+def test_removed_jobs_that_retention_overtakes_are_forgotten(place: Place) -> None:
+    jobs = queue(place)
+    offsets = [place.publish("jobs.x", b"", not_before=START + SECOND, now=START) for _ in range(5000)]
+    safe(place)
+    tracemalloc.start()
+    try:
+        for offset in offsets:
+            jobs.remove(offset, START)
+        assert tracemalloc.get_traced_memory()[0] > 200_000
+        place.roll(30)
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_census_of_more_delays_than_it_tells_apart_is_right_but_for_jobs_due_about_now(place: Place) -> None:
+    source = random.Random(3)
+    place.close()
+    place.open(retention_bytes=64 * 65536)
+    jobs = queue(place)
+    delays = source.sample(range(1, 40_001), 20_000)
+    offsets = {
+        place.publish("jobs.x", b"", not_before=START + delay * SECOND, now=START): delay for delay in delays
+    }
+    safe(place)
+    for asked in (0, 1000, 20_000, 20_001, 39_000, 40_000, 50_000):
+        for offset in source.sample(sorted(offsets), 1000):
+            if jobs.remove(offset, START) == "delayed":
+                del offsets[offset]
+        told = jobs.census(START + asked * SECOND)
+        assert told["waiting"] + told["delayed"] == len(offsets)
+        # 40,000 s in 4096 parts or more are 10 s or less, made a power of two of microseconds.
+        later = sum(delay > asked for delay in offsets.values())
+        assert later <= told["delayed"] <= later + 17
+    assert told["delayed"] == 0
+    soon = place.publish("jobs.x", b"", not_before=START + 50_010 * SECOND, now=START)
+    assert jobs.census(START + 50_009 * SECOND)["delayed"] == 1
+    assert jobs.census(START + 50_010 * SECOND)["delayed"] == 0
+    assert jobs.status(soon, START + 50_010 * SECOND) == ("waiting", 0)
+
+
+def test_census_follows_a_cursor_that_passes_more_delays_than_it_tells_apart(place: Place) -> None:
+    source = random.Random(4)
+    place.close()
+    place.open(retention_bytes=64 * 65536)
+    jobs = queue(place, max_inflight=65536)
+    for delay in source.sample(range(1, 40_001), 10_000):
+        place.publish("jobs.x", b"", not_before=START + delay * SECOND, now=START)
+        if delay % 10 == 0:
+            place.publish("jobs.x", b"now", now=START)
+    safe(place)
+    ready = jobs.census(START)["waiting"]
+    member = jobs.join(None, 0, START)
+    for taken in range(1, ready + 1, 50):
+        member.credits = 50 if taken > 1 else 1
+        take_all(member, START)
+        told = jobs.census(START)
+        assert (told["active"], told["waiting"], told["delayed"]) == (taken, ready - taken, 10_000)
+
+
+class MallocInfo(ctypes.Structure):
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="asks glibc")
+def test_census_of_many_delays_has_bounded_room_and_gives_it_back(place: Place) -> None:
+    place.close()
+    place.open(retention_bytes=64 * 65536)
+    jobs = queue(place)
+    offsets = [
+        place.publish("jobs.x", b"", not_before=START + i * SECOND, now=START) for i in range(1, 30_000)
+    ]
+    safe(place)
+    before = allocated()
+    assert jobs.census(START)["delayed"] == len(offsets)
+    assert allocated() - before < 200_000
+    assert jobs.census(START + 40_000 * SECOND)["delayed"] == 0
+    assert allocated() - before < 50_000
+
+
+def allocated() -> int:
+    """How many bytes the C library has given out."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = MallocInfo
+    told = ask()
+    return int(told.numbers[4] + told.numbers[7])  # hblkhd, uordblks
+
+
+def test_asking_for_the_census_does_not_go_through_what_was_removed(place: Place) -> None:
+    place.close()
+    place.open(retention_bytes=64 * 65536)
+    jobs = queue(place)
+    offsets = [place.publish("jobs.x", b"", not_before=START + SECOND, now=START) for _ in range(10_000)]
+    safe(place)
+    for offset in offsets:
+        assert jobs.remove(offset, START) == "delayed"
+    assert counts(jobs, START) == {}
+    tracemalloc.start()
+    try:
+        assert counts(jobs, START + SECOND) == {}
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_delayed_message_lets_others_pass_and_comes_at_its_time(place: Place) -> None:
