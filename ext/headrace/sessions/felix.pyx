@@ -25,9 +25,7 @@ from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy
 
 from headrace.bus cimport FELIX, Bus, Delivery, Subscription
-from headrace.log cimport (
-    APPEND_FAILED, APPEND_FULL, APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, RECORD_HEADER, Log, padded,
-)
+from headrace.log cimport APPEND_OK, APPEND_TOO_LARGE, FLAG_CONFIRMED, RECORD_HEADER, Log, padded
 from headrace.session cimport Session
 from headrace.sessions.logged cimport LoggedSession
 from headrace.sessions.rights cimport Rights
