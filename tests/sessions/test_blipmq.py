@@ -12,6 +12,7 @@ import pytest
 
 from headrace.config.schema import Key
 from headrace.log import LogReader
+from headrace.mapping import Map, Rule
 from headrace.sessions.blipmq import Blipmq, BlipmqSession
 from headrace.wire import blipmq as wire
 from tests.oracle.blipmq import frame
@@ -976,6 +977,24 @@ def test_qos_0_subscription_does_not_survive_a_restart(gateway: PassiveGateway) 
     client = gateway.connect()
     client.publish("t", b"m")
     assert client.poll(id) is None
+
+
+@pytest.mark.parametrize("size", [65_534, 65_535])
+def test_subscription_whose_address_is_too_long_under_other_rules_is_not_delivered(
+    gateway: PassiveGateway, size: int
+) -> None:
+    client = gateway.connect()
+    id = client.subscribe("t", 1)
+    client.publish("t", b"m")
+    gateway.restart()
+    gateway.shared.map = Map([Rule("a" * size + "{name}", "{name}")])
+    client = gateway.connect()
+    (answer,) = client.send(wire.encode_poll(id, 7))
+    if size == 65_534:
+        assert answer.fields() == {"topic": "a" * size + "t", "qos": 1, "message": b"m"}
+    else:
+        text = "no rule of [[map]] has an address for 't'"
+        assert answer.fields() == {"code": 400, "text": text}
 
 
 def test_deliveries_are_counted_over_restarts(gateway: PassiveGateway) -> None:

@@ -34,7 +34,7 @@ cdef struct Counts:
 cdef class Share:
     """A subscription in use: all connections of its key that poll it do so as one member."""
     cdef Member member
-    cdef bytes address              # its topic as peers write it; None if the map has none
+    cdef bytes address              # its topic as peers write it; None if the map has none that fits
     cdef uint32_t users             # connections; the last one that goes leaves the subscription
 
 

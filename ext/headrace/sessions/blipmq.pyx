@@ -13,7 +13,7 @@ kind of request can make the output grow.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport UINT16_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from headrace.bus cimport BLIPMQ, Bus, Delivery, Subscription
@@ -299,6 +299,8 @@ cdef class BlipmqSession(LoggedSession):
             share.address = subscription.filter
             if self.shared.map is not None:
                 share.address = self.shared.map.address(subscription.filter)
+                if share.address is not None and PyBytes_GET_SIZE(share.address) > UINT16_MAX:
+                    share.address = None    # a PUBLISH cannot say it
             self.shared.shares[subscription.id] = share
         share.users += 1
         self.used[subscription.id] = share
