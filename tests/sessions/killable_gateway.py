@@ -1,6 +1,7 @@
 """A gateway's log, bus and one BlipMQ session in a process of its own, spoken to through a socket, so that it
 can be killed; run as a program it is that process. It knows nothing of what is said."""
 
+import json
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from headrace.bus import Bus
 from headrace.config.schema import Key
@@ -17,13 +19,14 @@ from headrace.sessions.blipmq import Blipmq
 from headrace.sessions.rights import Keyring
 from headrace.wire import blipmq as wire
 
+PATIENT = {"max_deliveries": 100_000, "max_inflight": 65_536}
 KEY = Key(name="dev", key="dev-key", publish=["#"], subscribe=["#"])
 
 
-def serve(path: str, connection: socket.socket) -> None:
-    """What a gateway's loop does, for one peer."""
+def serve(path: str, connection: socket.socket, options: dict[str, Any]) -> None:
+    """What a gateway's loop does, for one peer; `options` are the bus's."""
     log = Log(path, sync="always", segment_bytes=1 << 18, pool_segments=1)
-    bus = Bus(log, max_deliveries=100_000, max_inflight=65_536)
+    bus = Bus(log, **options)
     session = Blipmq(bus, Keyring([KEY])).session()
     sources: list[socket.socket | int] = [connection, log.event_fd]
     while not session.closing:
@@ -43,11 +46,13 @@ def serve(path: str, connection: socket.socket) -> None:
 class KillableGateway:
     """The process, and this side of its socket. It does not outlive its `with` block."""
 
-    def __init__(self, path: Path, preload: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self, path: Path, preload: Path | None = None, *, bus: dict[str, Any] = PATIENT, **environment: str
+    ) -> None:
         self.connection, theirs = socket.socketpair()
         preloaded = [os.environ.get("LD_PRELOAD", ""), str(preload or "")]
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(path), str(theirs.fileno())],
+            [sys.executable, __file__, str(path), str(theirs.fileno()), json.dumps(bus)],
             pass_fds=[theirs.fileno()],
             env={
                 **os.environ,
@@ -103,4 +108,4 @@ class KillableGateway:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]))

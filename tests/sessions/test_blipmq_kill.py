@@ -1,6 +1,7 @@
 """BlipMQ's promises when the process is killed at any moment, and while the disk takes its time: what was
 confirmed is there, what was acknowledged does not come again, and nothing is confirmed before it is safe."""
 
+import json
 import random
 import subprocess
 import sys
@@ -8,9 +9,11 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from headrace.log import LogReader
 from headrace.wire import blipmq as wire
 from tests.sessions.killable_gateway import KillableGateway
 
@@ -147,6 +150,81 @@ def test_kill_right_after_the_confirmation_loses_nothing(tmp_path: Path) -> None
         gateway.send(HANDSHAKE + wire.encode_poll(1, 5) * 500)
         found = gateway.receive(502)[2:]
     assert [frame.fields()["message"] for frame in found] == bodies
+
+
+class Poison:
+    """A message that nobody acknowledges, on subscription 1, and its dead letter, on subscription 2, over many
+    lives of the gateway."""
+
+    BUS: ClassVar = {"max_deliveries": 3, "redelivery_delay": 0.2, "max_redelivery_delay": 0.2}
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self.gateway() as gateway:
+            gateway.send(wire.encode_subscribe("t", 1, 3) + wire.encode_subscribe("dead.t", 1, 4))
+            assert [frame.fields() for frame in gateway.receive(2)] == [
+                {"subscription": 1},
+                {"subscription": 2},
+            ]
+            gateway.send(wire.encode_publish("t", b"poison", 1, 5) + wire.encode_ping(6))
+            gateway.receive(1)
+
+    def gateway(self) -> KillableGateway:
+        gateway = KillableGateway(self.path, bus=self.BUS)
+        gateway.send(HANDSHAKE)
+        gateway.receive(2)
+        return gateway
+
+    @staticmethod
+    def poll(gateway: KillableGateway, id: int) -> tuple[int, str, bytes] | None:
+        """Tag, topic and payload of what is delivered now."""
+        gateway.send(wire.encode_poll(id, 7) + wire.encode_ping(8))
+        frame = gateway.receive(1)[0]
+        if isinstance(frame, wire.Pong):
+            return None
+        assert isinstance(frame, wire.Publish)
+        assert gateway.receive(1)[0].correlation == 8
+        return frame.correlation, frame.topic, frame.message
+
+    def wait(self, gateway: KillableGateway, id: int, *, silent: int) -> tuple[int, str, bytes]:
+        """What is delivered in the end, while the other subscription has nothing."""
+        until = time.monotonic() + 60
+        while (found := self.poll(gateway, id)) is None:
+            assert self.poll(gateway, silent) is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return found
+
+
+def test_message_that_is_never_acknowledged_is_dead_lettered_once_over_kills_between_its_attempts(
+    tmp_path: Path,
+) -> None:
+    poison = Poison(tmp_path)
+    with poison.gateway() as gateway:
+        first = poison.wait(gateway, 1, silent=2)
+        assert first[1:] == ("t", b"poison")
+    with poison.gateway() as gateway:  # the log does not know of a first delivery: it is given back
+        assert poison.wait(gateway, 1, silent=2) == first
+        assert poison.wait(gateway, 1, silent=2) == first
+    with poison.gateway() as gateway:
+        assert poison.wait(gateway, 1, silent=2) == first
+    with poison.gateway() as gateway:  # that was the last one
+        letter = poison.wait(gateway, 2, silent=1)
+        assert letter[1:] == ("dead.t", b"poison")
+    with poison.gateway() as gateway:
+        assert poison.wait(gateway, 2, silent=1) == letter
+        gateway.send(wire.encode_ack(2, letter[0]) + wire.encode_ping(9))
+        assert gateway.receive(1)[0].correlation == 9
+    with poison.gateway() as gateway:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert poison.poll(gateway, 1) is None
+            assert poison.poll(gateway, 2) is None
+            time.sleep(0.05)
+    buried = [record for record in LogReader(tmp_path) if record.topic_name == b"dead.t"]
+    assert [record.payload for record in buried] == [b"poison"]
+    headers = json.loads(buried[0].headers)
+    assert (headers["dead-reason"], headers["dead-deliveries"]) == ("no acknowledgement", 3)
 
 
 if sys.platform == "linux":  # where a library can be preloaded
