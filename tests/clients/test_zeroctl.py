@@ -17,8 +17,10 @@ from headrace.clients.zeroctl import Condition, Message, Signer, ZeroctlClient
 from headrace.nodes.headers import default_uuid
 from headrace.nodes.signatures import public_key, verify
 from headrace.wire import blipmq
+from headrace.wire import zeroctl as wire
+from tests.clients.zeroctl_servers import ZeroctlPeer, ZeroctlScripted
 from tests.gateway.gateways import GatewayProcess, Peer
-from tests.streams import run
+from tests.streams import run, until
 
 SETS = (
     "listen.zeroctl.bind=127.0.0.1:0",
@@ -435,5 +437,59 @@ def test_closed_client_ends_its_iterators_and_refuses_more(gateway: GatewayProce
         assert await reading is None
         with pytest.raises(zeroctl.ClientClosed):
             await client.publish("event.end", b"")
+
+    run("uvloop", main)
+
+
+# --- with a server that a test scripts ----------------------------------------------------------------------
+
+
+def scripted(server: ZeroctlScripted, **options: Any) -> ZeroctlClient:
+    return ZeroctlClient(server.address, **{"node": "test.node", "reconnect_delay": 0.001, **options})
+
+
+def test_a_bind_that_waited_for_the_connection_is_sent_once_and_behind_the_heartbeat() -> None:
+    came: list[str] = []
+    bound = asyncio.Event()
+
+    async def first(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        peer.confirm(await peer.frame())  # the heartbeat
+        peer.confirm(await peer.frame())  # the first binding
+        await bound.wait()
+        peer.hang_up()
+
+    async def second(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        seen: set[int] = set()
+        while True:
+            frame = await peer.frame()
+            if isinstance(frame, wire.Bind):
+                came.append(frame.filter)
+                if frame.binding in seen:
+                    peer.refuse(frame, 409, f"binding {frame.binding} is there already")
+                else:
+                    seen.add(frame.binding)
+                    peer.confirm(frame)
+            elif isinstance(frame, wire.Unbind):
+                peer.confirm(frame)
+            elif isinstance(frame, wire.Message):
+                came.append(frame.key)
+                # As a disk that takes its time does: the answer to BIND overtakes it.
+                asyncio.get_running_loop().call_later(0.05, peer.confirm, frame)
+
+    async def main() -> None:
+        async with (
+            ZeroctlScripted(first, second) as server,
+            scripted(server, heartbeat=60) as client,
+            client.bind("event.before"),
+        ):
+            bound.set()
+            await until(lambda: not client.connected)
+            async with client.bind("service.waited", acknowledge=True, queue=True) as waited:
+                await until(lambda: len(came) >= 3)
+                await asyncio.sleep(0.1)
+                assert waited._error is None
+                assert came == ["discovery.node.test_node", "service.waited", "event.before"]
 
     run("uvloop", main)

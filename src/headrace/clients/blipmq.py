@@ -299,8 +299,8 @@ class BlipmqClient(ReconnectingClient[Link]):
 
     # --- connections lost and found -------------------------------------------------------------------------
 
-    def _adopt(self, link: Link) -> None:
-        super()._adopt(link)
+    def _take_over(self, link: Link) -> None:
+        super()._take_over(link)
         for publication in self._carried:
             if not publication.waiter.done():
                 chunks, publication.put = publication.put, 0

@@ -102,12 +102,11 @@ class ReconnectingClient(ABC, Generic[LinkT]):
     async def _prepare(self, link: LinkT) -> None:
         """What has to be asked and answered before the connection is used."""
 
-    def _adopt(self, link: LinkT) -> None:
+    def _take_over(self, link: LinkT) -> None:
         """Makes a new connection the one to use. A client begins it with what the last one left."""
         self._connection = link
         self._connected_at = self._loop.time()
         self._trouble = None
-        self._wake()
 
     def _leave(self, link: LinkT, error: ClientError, carry: bool) -> None:
         """A connection is no more. What waits for it is kept for the next one where `carry` says that one will come."""
@@ -226,6 +225,10 @@ class ReconnectingClient(ABC, Generic[LinkT]):
             )
 
     # --- connections lost and found -------------------------------------------------------------------------
+
+    def _adopt(self, link: LinkT) -> None:
+        self._take_over(link)
+        self._wake()  # last, so that whoever waits comes behind what the connection begins with
 
     def on_lost(self, link: StreamLink, error: ClientError) -> None:
         if link is not self._connection:

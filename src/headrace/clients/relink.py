@@ -229,8 +229,8 @@ class RelinkConnector(ReconnectingClient[Wire]):
             self.endpoint, *self._sizes, int(self._flags), self._link.epoch, self._link.id
         )
 
-    def _adopt(self, link: Wire) -> None:
-        super()._adopt(link)
+    def _take_over(self, link: Wire) -> None:
+        super()._take_over(link)
         answer = link.greeted.result()
         had_one = self._link.id != 0
         if not self._link.connected(answer.epoch, answer.link):

@@ -128,13 +128,12 @@ class Message:
 
 
 class _Sent:
-    """What waits for its CONFIRM: messages with consecutive ids, or one BIND or UNBIND."""
+    """What waits for its CONFIRM: one message, BIND or UNBIND."""
 
-    __slots__ = ("count", "frames", "losses", "retry", "waiter")
+    __slots__ = ("frame", "losses", "retry", "waiter")
 
-    def __init__(self, frames: bytes, count: int, retry: bool, waiter: asyncio.Future[None]) -> None:
-        self.frames = frames
-        self.count = count  # of those that are not answered
+    def __init__(self, frame: bytes, retry: bool, waiter: asyncio.Future[None]) -> None:
+        self.frame = frame
         self.losses = 0
         self.retry = retry
         self.waiter = waiter
@@ -266,7 +265,7 @@ class ZeroctlClient(ReconnectingClient[Link]):
             frame = encode_message(key, self.header(body, headers), body, id, confirm)
             if confirm:
                 waiter: asyncio.Future[None] = self._loop.create_future()
-                self._sent[id] = _Sent(frame, 1, retry, waiter)
+                self._sent[id] = _Sent(frame, retry, waiter)
                 waiters.append(waiter)
             if link.put(frame):
                 await asyncio.sleep(0)
@@ -435,10 +434,10 @@ class ZeroctlClient(ReconnectingClient[Link]):
         for binding in self._bindings.values():
             binding.on_gap()
 
-    def _adopt(self, link: Link) -> None:
-        super()._adopt(link)
+    def _take_over(self, link: Link) -> None:
+        super()._take_over(link)
         for sent in self._sent.values():
-            link.put(sent.frames)
+            link.put(sent.frame)
         if self._beating is not None and self._bindings:
             # A gateway that was restarted has to hear of this node before it lets it provide anything.
             self._rebinding = asyncio.ensure_future(self._rebind_after_beat(link))
@@ -455,12 +454,14 @@ class ZeroctlClient(ReconnectingClient[Link]):
 
     def _rebind(self, link: Link) -> None:
         for binding in self._bindings.values():
-            if not binding.pending:
-                id = next(self._ids)
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                waiter.add_done_callback(binding.on_rebound)
-                link.put(binding.frame(id))
-                self._sent[id] = _Sent(b"", 1, False, waiter)
+            if binding.link is not None and binding.link is not link:
+                self._put_bind(binding, link).add_done_callback(binding.on_rebound)
+
+    def _put_bind(self, binding: "Binding", link: Link) -> asyncio.Future[None]:
+        """Sends BIND; the future is of its answer."""
+        binding.link = link
+        id = next(self._ids)
+        return self._put(binding.frame(id), id, link)
 
     def _finish(self, error: ClientError) -> None:
         super()._finish(error)
@@ -474,10 +475,13 @@ class ZeroctlClient(ReconnectingClient[Link]):
     async def _call(self, frame: bytes, id: int, doing: str) -> None:
         """Sends a frame that is answered by its id."""
         link = await self._ready(doing)
+        await self._all([self._put(frame, id, link)], doing)
+
+    def _put(self, frame: bytes, id: int, link: Link) -> asyncio.Future[None]:
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._sent[id] = _Sent(frame, 1, False, waiter)
+        self._sent[id] = _Sent(frame, False, waiter)
         link.put(frame)
-        await self._all([waiter], doing)
+        return waiter
 
 
 class Binding:
@@ -501,7 +505,8 @@ class Binding:
         self.number = next(client._numbers)
         self.gaps = 0
         """How often the connection was lost: without `durable` or `queue`, messages may have been missed each time."""
-        self.pending = True  # it was not made yet
+        self.link: Link | None = None
+        """The connection that it was asked for on last."""
         self._client = client
         self._flags = (
             (BIND_ACK if acknowledge else 0) | (BIND_QUEUE if queue else 0) | (BIND_DURABLE if durable else 0)
@@ -521,14 +526,16 @@ class Binding:
         return encode_bind(self.number, self.filter, id, self._flags, credit, self._name, self._conditions)
 
     async def __aenter__(self) -> Self:
-        id = next(self._client._ids)
-        self._client._bindings[self.number] = self
+        client = self._client
+        doing = f"bind {self.filter!r}"
+        self.link = None
+        client._bindings[self.number] = self
         try:
-            await self._client._call(self.frame(id), id, f"bind {self.filter!r}")
+            link = await client._ready(doing)
+            await client._all([client._put_bind(self, link)], doing)
         except BaseException:
-            self._client._bindings.pop(self.number, None)
+            client._bindings.pop(self.number, None)
             raise
-        self.pending = False
         return self
 
     async def __aexit__(
