@@ -493,3 +493,86 @@ def test_a_bind_that_waited_for_the_connection_is_sent_once_and_behind_the_heart
                 assert came == ["discovery.node.test_node", "service.waited", "event.before"]
 
     run("uvloop", main)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late"])
+def test_a_flush_that_ends_early_leaves_the_publishes_alone(end: str) -> None:
+    may_answer = asyncio.Event()
+
+    async def slow(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        frame = await peer.frame()
+        await may_answer.wait()
+        peer.confirm(frame)
+
+    async def main() -> None:
+        async with ZeroctlScripted(slow) as server, scripted(server) as client:
+            publishing = asyncio.create_task(client.publish("event.slow", b"x"))
+            await until(lambda: client._sent)
+            if end == "late":
+                client._timeout = 0.05
+                with pytest.raises(zeroctl.OperationTimeout):
+                    await client.flush()
+            else:
+                flushing = asyncio.create_task(client.flush())
+                await asyncio.sleep(0)
+                flushing.cancel()
+                await asyncio.wait([flushing])
+            may_answer.set()
+            await publishing
+
+    run("uvloop", main)
+
+
+def test_flush_passes_by_what_was_cancelled() -> None:
+    async def silent(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+
+    async def main() -> None:
+        async with ZeroctlScripted(silent) as server, scripted(server) as client:
+            publishing = asyncio.create_task(client.publish("event.x", b"x"))
+            await until(lambda: client._sent)
+            flushing = asyncio.create_task(client.flush())
+            await asyncio.sleep(0)
+            publishing.cancel()
+            await flushing
+
+    run("uvloop", main)
+
+
+def test_what_was_given_up_is_not_sent_by_the_next_connection() -> None:
+    came: list[bytes] = []
+    given_up = asyncio.Event()
+
+    async def silent(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        for _ in range(4):
+            await peer.frame()
+        await given_up.wait()
+        peer.hang_up()
+
+    async def second(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        while True:
+            frame = await peer.frame()
+            assert isinstance(frame, wire.Message)
+            came.append(frame.body)
+            peer.confirm(frame)
+
+    async def main() -> None:
+        async with ZeroctlScripted(silent, second) as server, scripted(server) as client:
+            cancelled = asyncio.create_task(client.publish_many("event.x", [b"1", b"2"]))
+            await until(lambda: len(client._sent) == 2)
+            cancelled.cancel()
+            client._timeout = 0.05
+            with pytest.raises(zeroctl.OperationTimeout):
+                await client.publish("event.x", b"3")
+            client._timeout = 10.0
+            kept = asyncio.create_task(client.publish("event.x", b"4"))
+            await until(lambda: len(client._sent) == 4)
+            given_up.set()
+            await kept
+            await client.publish("event.x", b"5")
+        assert came == [b"4", b"5"]
+
+    run("uvloop", main)

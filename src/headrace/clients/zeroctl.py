@@ -139,6 +139,13 @@ class _Sent:
         self.waiter = waiter
 
 
+def give_up(waiters: Iterable[asyncio.Future[None]]) -> None:
+    """Nobody waits for these any more: they are not sent again, and their errors are nobody's."""
+    for waiter in waiters:
+        if not waiter.cancel() and not waiter.cancelled():
+            waiter.exception()
+
+
 class ZeroctlClient(ReconnectingClient[Link]):
     """A node that is a client of one gateway.
 
@@ -260,29 +267,34 @@ class ZeroctlClient(ReconnectingClient[Link]):
         check_key(key)
         link = await self._ready("publish")
         waiters: list[asyncio.Future[None]] = []
-        for body in bodies:
-            id = next(self._ids)
-            frame = encode_message(key, self.header(body, headers), body, id, confirm)
-            if confirm:
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                self._sent[id] = _Sent(frame, retry, waiter)
-                waiters.append(waiter)
-            if link.put(frame):
-                await asyncio.sleep(0)
-                link = await self._ready("publish")
-        await self._all(waiters, "publish")
+        try:
+            for body in bodies:
+                id = next(self._ids)
+                frame = encode_message(key, self.header(body, headers), body, id, confirm)
+                if confirm:
+                    waiter: asyncio.Future[None] = self._loop.create_future()
+                    self._sent[id] = _Sent(frame, retry, waiter)
+                    waiters.append(waiter)
+                if link.put(frame):
+                    await asyncio.sleep(0)
+                    link = await self._ready("publish")
+            await self._all(waiters, "publish")
+        finally:
+            give_up(waiters)
 
     async def flush(self) -> None:
         """Returns when everything that was sent before has been confirmed or refused."""
         await self._all([sent.waiter for sent in self._sent.values()], "flush")
 
     async def _all(self, waiters: Sequence[asyncio.Future[None]], doing: str) -> None:
+        """Returns when all are answered, and raises the first error among them. It leaves them to whose they are."""
         if not waiters:
             return
         async with Limit(self._timeout, lambda: self._late(doing)):
-            for answer in await asyncio.gather(*waiters, return_exceptions=True):
-                if isinstance(answer, BaseException):
-                    raise answer
+            await asyncio.wait(waiters)
+        for waiter in waiters:
+            if not waiter.cancelled():
+                waiter.result()
 
     # --- binding --------------------------------------------------------------------------------------------
 
@@ -436,6 +448,7 @@ class ZeroctlClient(ReconnectingClient[Link]):
 
     def _take_over(self, link: Link) -> None:
         super()._take_over(link)
+        self._sent = {id: sent for id, sent in self._sent.items() if not sent.waiter.done()}
         for sent in self._sent.values():
             link.put(sent.frame)
         if self._beating is not None and self._bindings:
@@ -474,8 +487,13 @@ class ZeroctlClient(ReconnectingClient[Link]):
 
     async def _call(self, frame: bytes, id: int, doing: str) -> None:
         """Sends a frame that is answered by its id."""
-        link = await self._ready(doing)
-        await self._all([self._put(frame, id, link)], doing)
+        await self._answer(self._put(frame, id, await self._ready(doing)), doing)
+
+    async def _answer(self, waiter: asyncio.Future[None], doing: str) -> None:
+        try:
+            await self._all([waiter], doing)
+        finally:
+            give_up([waiter])
 
     def _put(self, frame: bytes, id: int, link: Link) -> asyncio.Future[None]:
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -532,7 +550,7 @@ class Binding:
         client._bindings[self.number] = self
         try:
             link = await client._ready(doing)
-            await client._all([client._put_bind(self, link)], doing)
+            await client._answer(client._put_bind(self, link), doing)
         except BaseException:
             client._bindings.pop(self.number, None)
             raise
