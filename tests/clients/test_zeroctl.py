@@ -1,6 +1,7 @@
 """The zeroctl client against a gateway in a process of its own, over real sockets."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import signal
@@ -574,5 +575,62 @@ def test_what_was_given_up_is_not_sent_by_the_next_connection() -> None:
             await kept
             await client.publish("event.x", b"5")
         assert came == [b"4", b"5"]
+
+    run("uvloop", main)
+
+
+def test_heartbeats_go_on_after_one_whose_connections_were_lost(caplog: pytest.LogCaptureFixture) -> None:
+    async def losing(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        await peer.frame()
+        peer.hang_up()
+
+    async def first(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        peer.confirm(await peer.frame())
+        await peer.frame()
+        peer.hang_up()
+
+    beats: list[str] = []
+
+    async def healthy(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        while True:
+            frame = await peer.frame()
+            assert isinstance(frame, wire.Message)
+            beats.append(frame.key)
+            peer.confirm(frame)
+
+    async def main() -> None:
+        async with (
+            ZeroctlScripted(first, losing, healthy) as server,
+            scripted(server, heartbeat=0.02) as client,
+        ):
+            await until(lambda: len(beats) >= 3)
+            assert client.reconnects == 2
+        assert "the heartbeat did not get through: " in caplog.text
+
+    run("uvloop", main)
+
+
+def test_client_whose_first_heartbeat_is_refused_is_closed() -> None:
+    ended = asyncio.Event()
+
+    async def refusing(peer: ZeroctlPeer) -> None:
+        await peer.greet()
+        peer.refuse(await peer.frame(), 403, "no")
+        with contextlib.suppress(EOFError, ConnectionError):
+            await peer.frame()
+        ended.set()
+
+    async def main() -> None:
+        async with ZeroctlScripted(refusing) as server:
+            client = scripted(server, heartbeat=60)
+            with pytest.raises(zeroctl.NotAllowed):
+                await client.connect()
+            assert not client.connected
+            await asyncio.wait_for(ended.wait(), 5)
+            with pytest.raises(zeroctl.ClientClosed):
+                await client.publish("event.x", b"")
 
     run("uvloop", main)

@@ -219,7 +219,11 @@ class ZeroctlClient(ReconnectingClient[Link]):
     async def connect(self) -> None:
         await super().connect()
         if self._heartbeat:
-            await self.beat()
+            try:
+                await self.beat()
+            except BaseException:
+                await self._shut(at_once=True)
+                raise
             self._beating = asyncio.create_task(self._beat_for_ever())
 
     async def _shut(self, *, at_once: bool = False) -> None:
@@ -378,10 +382,11 @@ class ZeroctlClient(ReconnectingClient[Link]):
             await asyncio.sleep(self._heartbeat)
             try:
                 await self.beat()
-            except Refused as error:
-                log.warning("the heartbeat was refused: %s", error)
-            except OperationTimeout:
-                log.warning("the heartbeat did not get through")
+            except ClientError as error:
+                if self._end is not None:
+                    return
+                how = "was refused" if isinstance(error, Refused) else "did not get through"
+                log.warning("the heartbeat %s: %s", how, error)
 
     async def be_persistent(self) -> None:
         """Sends a heartbeat now and from now on."""
