@@ -10,7 +10,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,20 +114,8 @@ class Carrier(ABC):
 
     async def _run(self) -> None:
         while True:
-            giving: asyncio.Task[None] | None = None
             try:
-                serving = asyncio.create_task(self.serve())
-                giving = asyncio.create_task(self._give())
-                try:
-                    await asyncio.wait([serving, giving], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in (serving, giving):
-                        task.cancel()
-                    await asyncio.wait([serving, giving])
-                for task in (serving, giving):
-                    if not task.cancelled() and (error := task.exception()) is not None:
-                        raise error
-                raise CarrierLost("the broker closed the connection")
+                await together(self.serve(), self._give())
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # whatever a broker or its library does: the gateway goes on
@@ -302,6 +290,20 @@ class Carrier(ABC):
         fields[VIA] = ",".join([*via, self._node_uuid])
         fields.pop(CARRIER, None)
         return Outgoing(key, fields, received.payload)
+
+
+async def together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Runs these until all are over or one of them fails, which ends the others; its error is raised."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
 
 
 class Carriers:

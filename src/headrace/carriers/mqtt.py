@@ -5,6 +5,8 @@ import asyncio
 import base64
 import binascii
 import json
+import math
+import ssl
 from collections.abc import Iterator
 from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
@@ -12,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import aiomqtt
 
 from headrace.bus import Bus
-from headrace.carriers.carrier import BadMessage, Carrier, CarrierLost, Outgoing
+from headrace.carriers.carrier import BadMessage, Carrier, CarrierLost, Outgoing, together
 from headrace.config.schema import CarrierConfig
 from headrace.nodes.headers import required, word
 from headrace.trie import matches
@@ -26,8 +28,7 @@ PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 # The broker keeps a session, and what came meanwhile, under a name of at most so many characters; the standard asks
 # for 23, all brokers in use take more.
 IDENTIFIER_CHARS: Final = 64
-# Messages, and bytes of them, that are read ahead of the log.
-READ_AHEAD_MESSAGES: Final = 1024
+# Payloads that are read ahead of the log, however few messages they are.
 READ_AHEAD_BYTES: Final = 16 << 20
 
 
@@ -36,37 +37,62 @@ class ReadAhead(asyncio.Queue[aiomqtt.Message]):
     the way or there: aiomqtt's own bound would throw it away. A broker that has to wait for two keep-alive intervals is
     connected to anew, and has kept what was not acknowledged."""
 
-    def __init__(self, maxsize: int = 0) -> None:
+    def __init__(self, maxsize: int) -> None:
         super().__init__()
         self.client: aiomqtt.Client
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._most = maxsize
         self._bytes = 0
         self._resting: Any = None  # the socket that is not read
         self._loop = asyncio.get_running_loop()
+        self._read_since = self._loop.time()
+
+    @property
+    def read_since(self) -> float:
+        """When the broker began to be read; now, while it is not."""
+        return self._read_since if self.reads.is_set() else self._loop.time()
 
     def _put(self, item: aiomqtt.Message) -> None:
         super()._put(item)
         self._bytes += size_of(item)
-        if self._resting is None and (self.qsize() >= READ_AHEAD_MESSAGES or self._bytes >= READ_AHEAD_BYTES):
-            self._resting = self.client._client.socket()
-            if self._resting is not None:
-                self._loop.remove_reader(self._resting.fileno())
+        if self.qsize() >= self._most or self._bytes >= READ_AHEAD_BYTES:
+            self.rest()
 
     def _get(self) -> aiomqtt.Message:
         item: aiomqtt.Message = super()._get()
         self._bytes -= size_of(item)
-        enough = 2 * self.qsize() > READ_AHEAD_MESSAGES or 2 * self._bytes > READ_AHEAD_BYTES
-        if self._resting is not None and not enough:
+        if 2 * self.qsize() <= self._most and 2 * self._bytes <= READ_AHEAD_BYTES:
+            self.go_on()
+        return item
+
+    def rest(self) -> None:
+        sock = self.client._client.socket()
+        if self._resting is None and sock is not None:
+            self._resting = sock
+            self.reads.clear()
+            self._loop.remove_reader(sock.fileno())
+
+    def go_on(self) -> None:
+        if self._resting is not None:
             sock, self._resting = self._resting, None
+            self._read_since = self._loop.time()
+            self.reads.set()
             descriptor = sock.fileno()
             if descriptor >= 0:  # else it is closed
                 self._loop.add_reader(descriptor, self._read)
                 self._loop.call_soon(self._read)  # for what a TLS socket has deciphered already
-        return item
 
     def _read(self) -> None:
-        """What aiomqtt does when there is something to read."""
+        """What aiomqtt does when there is something to read, until it has to rest. Nothing but the socket tells of what
+        TLS has deciphered, and paho may leave some of it."""
+        paho = self.client._client
         try:
-            self.client._client.loop_read()
+            deciphered = True
+            while deciphered and self._resting is None:
+                paho.loop_read()
+                sock = paho.socket()
+                deciphered = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
         except Exception as error:  # whatever paho raises: the connection is broken
             if not self.client._disconnected.done():
                 self.client._disconnected.set_exception(error)
@@ -137,24 +163,29 @@ class MqttCarrier(Carrier):
             tls_params=aiomqtt.TLSParameters() if place.scheme == "mqtts" else None,
             timeout=CONFIRM_SECONDS,
             queue_type=ReadAhead,
+            max_queued_incoming_messages=self.config.prefetch,
         )
         cast(ReadAhead, client._queue).client = client
         # What nodes send with QoS 1 is acknowledged when it is safe here, which aiomqtt has no word for.
-        paho = client._client
-        paho.manual_ack_set(True)
+        client._client.manual_ack_set(True)
         async with client:
             self._client = client
             try:
-                for filter in self.topic_filters():
-                    await client.subscribe(filter, qos=1)
-                self.ready()
-                async for message in client.messages:
-                    mid, qos = message.mid, message.qos
-                    await self._take_one(
-                        message, lambda mid=mid, qos=qos: paho.ack(mid, qos) if qos else None
-                    )
+                # What the broker has kept comes before its answer to SUBSCRIBE, and may be more than is read ahead.
+                await together(self._subscribe(client), self._take_all(client))
             finally:
                 self._client = None
+
+    async def _subscribe(self, client: aiomqtt.Client) -> None:
+        for filter in self.topic_filters():
+            await client.subscribe(filter, qos=1)
+        self.ready()
+
+    async def _take_all(self, client: aiomqtt.Client) -> None:
+        paho = client._client
+        async for message in client.messages:
+            mid, qos = message.mid, message.qos
+            await self._take_one(message, lambda mid=mid, qos=qos: paho.ack(mid, qos) if qos else None)
         raise CarrierLost("the broker closed the connection")
 
     async def _take_one(self, message: aiomqtt.Message, done: Any) -> None:
@@ -190,16 +221,31 @@ class MqttCarrier(Carrier):
         if topic is None:
             self.counts["no_counterpart"] += 1
             return
+        ahead = cast(ReadAhead, client._queue)
+        # The broker's confirmations are among what is not read.
+        await ahead.reads.wait()
+        retain = message.key.startswith("discovery.")
+        publishing = asyncio.ensure_future(
+            client.publish(topic, envelope(message), qos=1, retain=retain, timeout=math.inf)
+        )
         try:
-            await client.publish(
-                topic,
-                envelope(message),
-                qos=1,
-                retain=message.key.startswith("discovery."),
-                timeout=CONFIRM_SECONDS,
-            )
+            await self._confirmed(publishing, ahead)
         except aiomqtt.MqttError as error:
             raise CarrierLost(str(error)) from None
+        finally:
+            publishing.cancel()
+
+    async def _confirmed(self, publishing: asyncio.Future[None], ahead: ReadAhead) -> None:
+        """Waits for the broker's confirmation, in time; the time in which the broker is not read does not count."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            since = max(begun, ahead.read_since)
+            await asyncio.wait([publishing], timeout=since + CONFIRM_SECONDS - loop.time())
+            if publishing.done():
+                return publishing.result()
+            if ahead.read_since <= since:
+                raise CarrierLost(f"the broker did not confirm a message within {CONFIRM_SECONDS:g} s")
 
 
 def opened(payload: bytes) -> tuple[dict[str, Any], bytes]:

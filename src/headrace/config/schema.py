@@ -888,7 +888,11 @@ class CarrierConfig(Section, frozen=True):
     )
     prefetch: Annotated[
         int,
-        setting("Messages under way from the broker that are not safe yet.", Count(limits.CARRIER_PREFETCH)),
+        setting(
+            "AMQP: messages under way from the broker that are not safe yet. MQTT: messages that are read ahead of the"
+            " log, of 16 MiB in all.",
+            Count(limits.CARRIER_PREFETCH),
+        ),
     ] = limits.CARRIER_PREFETCH.default
     reconnect_delay: Annotated[
         float,
