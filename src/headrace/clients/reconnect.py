@@ -164,14 +164,14 @@ class ReconnectingClient(ABC, Generic[LinkT]):
 
     async def _shut(self, *, at_once: bool = False) -> None:
         closed = ClientClosed(f"the client of {self.address} was closed")
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
         link = self._connection
         if link is not None:
             self._leave(link, closed, False)
         if self._end is None:
-            self._finish(closed)
+            self._finish(closed)  # first, so that a loss from here on begins nothing anew
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait([self._reconnecting])
         if link is None:
             return
         if not at_once:
