@@ -479,6 +479,68 @@ def test_connection_that_ends_behind_the_answer_to_a_subscription_is_made_again(
     run("asyncio", main)
 
 
+def test_jobs_of_a_connection_that_was_lost_before_its_use_are_not_kept() -> None:
+    async def subscribed(peer: OverhopPeer, *subscriptions: str) -> None:
+        await peer.greet()
+        for sid in subscriptions:
+            peer.send(101, (await peer.message()).rid, {"sid": sid})
+
+    def push(peer: OverhopPeer, sid: str, attempt: int) -> None:
+        peer.send(110, "0", {"sid": sid, "jid": "mail:1", "job_payload": 7, "attempt": attempt})
+
+    async def once(peer: OverhopPeer) -> None:
+        await subscribed(peer, "a1", "b1")
+        await asyncio.sleep(0.05)
+        peer.hang_up()
+
+    async def half(peer: OverhopPeer) -> None:
+        await subscribed(peer, "a2")
+        push(peer, "a2", 1)
+        await peer.message()
+        await asyncio.sleep(0.05)
+        peer.hang_up()
+
+    async def whole(peer: OverhopPeer) -> None:
+        await subscribed(peer, "a3", "b3")
+        push(peer, "a3", 2)
+        while True:
+            peer.send(101, (await peer.message()).rid, {})
+
+    async def main() -> None:
+        async with (
+            OverhopScripted(once, half, whole) as server,
+            OverhopClient(server.address, reconnect_delay=0.001) as client,
+            client.work("mail") as jobs,
+            client.work("news"),
+        ):
+            await until(lambda: client.reconnects)
+            job = await anext(jobs)
+            assert (job.jid, job.attempt) == ("mail:1", 2)
+            assert list(jobs._buffer) == []
+            assert sorted(client._workers) == ["a3", "b3"]
+
+    run("uvloop", main)
+
+
+def test_a_queue_that_is_removed_right_behind_the_answer_to_subscribe_ends_its_worker() -> None:
+    async def removed(peer: OverhopPeer) -> None:
+        await peer.greet()
+        message = await peer.message()
+        peer.write(wire.encode(101, message.rid, {"sid": "s"}) + wire.encode(111, "0", {"sid": "s"}))
+
+    async def main() -> None:
+        async with (
+            OverhopScripted(removed) as server,
+            OverhopClient(server.address, reconnect=False) as client,
+            client.work("mail") as jobs,
+            asyncio.timeout(5),
+        ):
+            with pytest.raises(QueueNotFound, match="'mail' was removed"):
+                await anext(jobs)
+
+    run("uvloop", main)
+
+
 def test_jobs_in_hand_count_among_the_credits_of_the_next_connection(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

@@ -111,7 +111,7 @@ class OverhopClient(ReconnectingClient[Link]):
         self._workers: dict[str, Worker] = {}  # by subscription id
         self._all_workers: dict[Worker, None] = {}  # in order
         self._subscribing = 0  # SUBSCRIBEs under way
-        self._early: dict[str, list[dict[str, Any]]] = {}  # jobs that came before their worker knew its id
+        self._early: dict[str, list[Message]] = {}  # what came before its worker knew its id
 
     # --- connecting and closing -----------------------------------------------------------------------------
 
@@ -127,6 +127,9 @@ class OverhopClient(ReconnectingClient[Link]):
         await link.handshake()
 
     async def _prepare(self, link: Link) -> None:
+        # What an attempt before this one has left is of its own connection.
+        self._workers.clear()
+        self._early.clear()
         for worker in list(self._all_workers):
             try:
                 await worker.relink(link)
@@ -283,14 +286,10 @@ class OverhopClient(ReconnectingClient[Link]):
             return  # a server may say more than this client knows
         sid = str(message.payload.get("sid"))
         worker = self._workers.get(sid)
-        if message.type == MessageType.ENDED:
-            if worker is not None:
-                worker.fail(QueueNotFound("QUEUE_NOT_FOUND", f"the queue {worker.queue!r} was removed"))
-            return
         if worker is not None:
-            worker.on_job(message.payload)
+            worker.on_push(message)
         elif self._subscribing:
-            self._early.setdefault(sid, []).append(message.payload)
+            self._early.setdefault(sid, []).append(message)
 
     async def subscribe(self, worker: "Worker", link: Link, credits: int) -> None:
         """Has a worker's jobs pushed over this link."""
@@ -302,8 +301,8 @@ class OverhopClient(ReconnectingClient[Link]):
             if not link.down:
                 worker.sid = str(answer.payload["sid"])
                 self._workers[worker.sid] = worker
-                for told in self._early.pop(worker.sid, ()):
-                    worker.on_job(told)
+                for message in self._early.pop(worker.sid, ()):
+                    worker.on_push(message)
         except OperationTimeout as error:
             link.fail(error)
             raise
@@ -481,8 +480,13 @@ class Worker:
 
     # --- what the client tells --------------------------------------------------------------------------------
 
-    def on_job(self, told: dict[str, Any]) -> None:
-        job = Job(self, told)
+    def on_push(self, message: Message) -> None:
+        if message.type == MessageType.ENDED:
+            self.fail(QueueNotFound("QUEUE_NOT_FOUND", f"the queue {self.queue!r} was removed"))
+        else:
+            self.on_job(Job(self, message.payload))
+
+    def on_job(self, job: Job) -> None:
         held = self._out.get(job.jid)
         if held is not None:
             held.attempt = job.attempt  # it came again while it is being worked on: it is this worker's still
@@ -498,6 +502,7 @@ class Worker:
 
     async def relink(self, link: Link) -> None:
         """Goes on with a new connection. The jobs that are being worked on have their credits still."""
+        self.on_link_lost()
         self._owed = 0
         await self.client.subscribe(self, link, max(0, self._credits - len(self._out)))
 
