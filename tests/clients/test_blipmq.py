@@ -1491,6 +1491,19 @@ def test_the_client_goes_on_through_a_restart_of_the_server(loop: str, tmp_path:
     run(loop, main)
 
 
+def test_a_client_that_has_ended_resumes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with BlipmqBroker(tmp_path) as broker:
+            async with client_of(broker) as client, client.subscribe("t") as messages:
+                subscription = messages.id
+            with pytest.raises(ClientClosed):
+                async with client.resume(subscription, "t"):
+                    pass
+            assert client._subscriptions == {}
+
+    run("asyncio", main)
+
+
 def test_resuming_with_another_topic_is_noticed_at_the_first_message(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

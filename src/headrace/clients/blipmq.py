@@ -453,6 +453,8 @@ class Subscription:
             raise RuntimeError("a subscription is entered once; make another one")
         self._entered = True
         client = self._client
+        if client._end is not None:
+            raise again(client._end)
         subscription = self.id
         while not subscription:
             link = await client._ready("subscribe")
