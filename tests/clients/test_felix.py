@@ -2,6 +2,7 @@
 what is lost is said."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -153,20 +154,6 @@ def test_large_messages_arrive(gateway: GatewayProcess, engine: Any) -> None:
     use(gateway, engine, do)
 
 
-def test_a_client_that_moves_goes_on(gateway: GatewayProcess, engine: Any) -> None:
-    async def do(client: FelixClient) -> None:
-        async with client.subscribe("t", "n", "moved") as events:
-            await client.publish("t", "n", "moved", b"before")
-            link = client._pools[0]._link
-            assert link is not None
-            link.rebind()
-            await client.publish("t", "n", "moved", b"after")
-            assert await take(events, 2) == [b"before", b"after"]
-        assert client.reconnects == 0
-
-    use(gateway, engine, do)
-
-
 def test_leaving_a_subscription_ends_it(gateway: GatewayProcess, engine: Any) -> None:
     def subscriptions() -> int:
         bus = gateway.status()["bus"]
@@ -251,6 +238,56 @@ def test_a_subscription_that_was_not_made_is_not_made_later(gateway: GatewayProc
         assert (given_up.gaps, list(given_up._events)) == (0, [])
 
     use(gateway, engine, do)
+
+
+def test_a_subscription_that_is_lost_right_behind_its_answer_is_made_once_more(
+    gateway: GatewayProcess, engine: Any
+) -> None:
+    async def do(client: FelixClient) -> None:
+        async with client.subscribe("t", "n", "twice") as events:
+            begin, begun = events._begin, 0
+
+            def lose() -> None:
+                link = client._pools[0]._link
+                assert link is not None
+                link._on_end(0, "test")
+
+            async def begin_and_lose() -> None:
+                nonlocal begun
+                await begin()
+                begun += 1
+                if begun == 1:
+                    lose()
+
+            events._begin = begin_and_lose  # type: ignore[method-assign]
+            lose()
+            while not events.gaps:
+                await asyncio.sleep(0.01)
+            assert begun == 2
+            assert client.reconnects == 2
+            await client.publish("t", "n", "twice", b"x")
+            assert await anext(events) == b"x"
+            assert events.gaps == 1
+
+    use(gateway, engine, do)
+
+
+def test_what_the_system_refuses_is_told(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "no")
+
+    async def main() -> None:
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+        with pytest.raises(ConnectionFailed, match=r"^cannot connect to 127\.0\.0\.1:1: cannot assign"):
+            await FelixClient("127.0.0.1:1", engine=engine).connect()
+        missing = tmp_path / "missing.pem"
+        client = FelixClient("127.0.0.1:1", engine=engine, certificate=missing, key=missing)
+        with pytest.raises(ConnectionFailed, match=r"with these certificates: .*missing\.pem"):
+            await client.connect()
+
+    asyncio.run(main())
 
 
 def test_nobody_there_and_silence_are_told_and_a_closed_client_says_so(engine: Any) -> None:

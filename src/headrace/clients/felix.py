@@ -501,6 +501,8 @@ class Subscription:
             while not self._over:
                 try:
                     await self._begin()
+                    if self._link is not None and self._link.down is not None:
+                        raise again(self._link.down)  # it was lost right behind the answer
                 except (ConnectionFailed, ConnectionLost, OperationTimeout):
                     await backoff.pause()
                 except ClientError as error:

@@ -56,11 +56,6 @@ class Requests:
         self._next = 1
         self.ended = False
 
-    @property
-    def busy(self) -> int:
-        """How many answers it waits for."""
-        return len(self._waiting)
-
     def take_id(self) -> int:
         self._next += 1
         return self._next - 1
@@ -188,7 +183,6 @@ class FelixLink:
         self.on_refusal = on_refusal
         self._on_lost = on_lost
         self.down: ClientError | None = None
-        self.subscriptions = 0
         self._engine = engine
         self._settings = settings
         self._trust = trust
@@ -211,15 +205,11 @@ class FelixLink:
         """Makes the connection; ConnectionFailed or OperationTimeout say why not."""
         try:
             async with asyncio.timeout(seconds):
+                self._connection = self._new_connection()
                 try:
-                    found = await self.loop.getaddrinfo(
-                        self.address.host, self.address.port, type=socket.SOCK_DGRAM
-                    )
+                    await self._open_socket()
                 except OSError as error:
                     raise cannot_connect(self.address, error) from error
-                family, kind, protocol, _, self._place = found[0]
-                self._open_socket(family, kind, protocol)
-                self._connection = self._engine.client(self._settings, self._trust)
                 self._connection.connect(self._place, self.loop.time())
                 self._transmit()
                 await asyncio.shield(self._connected)
@@ -234,31 +224,33 @@ class FelixLink:
         if self._keep_alive:
             self._ping_timer = self.loop.call_later(self._keep_alive, self._ping)
 
-    def _open_socket(self, family: int, kind: int, protocol: int) -> None:
+    def _new_connection(self) -> EngineConnection:
+        try:
+            return self._engine.client(self._settings, self._trust)
+        except (OSError, ValueError) as error:
+            raise ConnectionFailed(
+                f"cannot connect to {self.address} with these certificates: {error}"
+            ) from error
+
+    async def _open_socket(self) -> None:
+        found = await self.loop.getaddrinfo(self.address.host, self.address.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, self._place = found[0]
         sock = socket.socket(family, kind, protocol)
-        if family == socket.AF_INET6:
-            sock.bind(("::", 0))
-        else:
-            sock.bind(("0.0.0.0", 0))
-        if sys.platform == "linux" and self._place[0] in ("127.0.0.1", "::1"):
-            # So it hears that nobody listens. A server with several addresses may answer from another one, and other
-            # systems take no address with the datagrams of a connected socket.
-            sock.connect(self._place)
+        try:
+            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
+            if sys.platform == "linux" and self._place[0] in ("127.0.0.1", "::1"):
+                # So it hears that nobody listens. A server with several addresses may answer from another one, and
+                # other systems take no address with the datagrams of a connected socket.
+                sock.connect(self._place)
+        except BaseException:
+            sock.close()
+            raise
         self._endpoint = DatagramSocket(sock, self.loop, self._on_datagrams, self._on_refused)
 
     def _on_refused(self, error: ConnectionRefusedError) -> None:
         """Nobody listens there. Of a connection that was made that says little: its server may come back."""
         if not self._connected.done():
             self._fail(cannot_connect(self.address, error))
-
-    def rebind(self) -> None:
-        """Goes on from another port, as after a change of networks; the server finds out by itself."""
-        assert self._endpoint is not None
-        old = self._endpoint
-        self._open_socket(old.socket.family, old.socket.type, old.socket.proto)
-        old.close()
-        self._connection.change_connection_id()
-        self._ping_now()
 
     # --- streams --------------------------------------------------------------------------------------------
 
@@ -275,12 +267,6 @@ class FelixLink:
         self._connection.send_stream_data(number, b"")  # so that the number is taken
         stream = self._streams[number] = Requests(self, number)
         return stream
-
-    def one_way(self) -> int:
-        """A new stream for publishing without answers."""
-        number = self._connection.get_next_available_stream_id(is_unidirectional=True)
-        self._connection.send_stream_data(number, b"")
-        return number
 
     def send(self, number: int, data: bytes, fin: bool = False) -> None:
         if self.down is not None:
@@ -414,9 +400,6 @@ class FelixLink:
 
     def _ping(self) -> None:
         self._ping_timer = self.loop.call_later(self._keep_alive, self._ping)
-        self._ping_now()
-
-    def _ping_now(self) -> None:
         self._pings += 1
         self._connection.send_ping(self._pings)
         self._transmit_soon()
