@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from headrace.cli import main
 from tests.gateway.gateways import PATIENCE, GatewayProcess
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text("utf-8")
@@ -20,12 +18,6 @@ OUTPUTS = [  # in their order
     r"\d+ µs to the server and back\n",
     r"",
     r"b'1'\nb'2' b'3'\n",
-]
-COMMANDS = [
-    line.split("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
-    for line in block.splitlines()
-    if line
 ]
 
 
@@ -50,13 +42,3 @@ def test_a_program_of_the_guide_prints_what_it_should(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(output, done.stdout)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guide_has_options_that_exist(command: str) -> None:
-    words = re.sub(r"^.*\| |<.*$", "", command).split()
-    assert words[0] == "headrace"
-    options = [word for word in words if word.startswith("--")]
-    shown = CliRunner().invoke(main, [words[1], "--help"])
-    assert shown.exit_code == 0
-    assert [option for option in options if not re.search(rf"{option}\b", shown.stdout)] == []
