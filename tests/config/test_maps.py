@@ -98,6 +98,16 @@ def test_rules_of_two_listeners_may_share_topics(tmp_path: Path) -> None:
     assert problems(tmp_path, rule("blipmq", "a/{x}", "b.{x}"), rule("zeroctl", "z.{x}", "b.{x}")) == []
 
 
+@pytest.mark.parametrize("filter", ["", 'filter = "post.#"'])
+def test_queue_needs_a_rule_for_its_name(tmp_path: Path, filter: str) -> None:
+    more = f'[[queues]]\nname = "jobs-a"\n[[queues]]\nname = "mail"\n{filter}\n'
+    assert problems(tmp_path, rule("overhop", "jobs-{x}", "work.{x}"), more=more) == [
+        f"{tmp_path}/headrace.toml:4: queues[1].name: no rule of [[map]] has a topic for 'mail'; give it one"
+    ]
+    assert problems(tmp_path, rule("blipmq", "jobs-{x}", "work.{x}"), more=more) == []
+    assert len(problems(tmp_path, rule("overhop", "jobs-{x", "work.{x}"), more=more)) == 1
+
+
 def test_endpoint_keeps_a_rule_of_its_own(tmp_path: Path) -> None:
     more = '[[endpoints]]\nname = "one"\n[[endpoints]]\nname = "two"\npublish = "own.{channel}"\n'
     config = load(

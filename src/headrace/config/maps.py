@@ -61,6 +61,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             yield from _in_common(first, rule, second, another)
     if whole:
         yield from _endpoints(config)
+    if len(whole) == len(config.map):
+        yield from _queues(config)
 
 
 def _in_common(first: str, rule: Rule, second: str, other: Rule) -> Iterator[Conflict]:
@@ -121,3 +123,13 @@ def _endpoints(config: Config) -> Iterator[Conflict]:
                 yield Conflict(
                     (f"endpoints[{index}].{direction}", "map"), f"{error}; give it one, or its own"
                 )
+
+
+def _queues(config: Config) -> Iterator[Conflict]:
+    """Queues that no rule has a topic for: also one with a filter needs it, for the jobs that are put there by name."""
+    own = map_of(config, "overhop")
+    for index, queue in enumerate(config.queues):
+        if own is not None and own.topic(queue.name.encode()) is None:
+            yield Conflict(
+                (f"queues[{index}].name", "map"), f"{own.refusal(queue.name.encode())}; give it one"
+            )
