@@ -135,6 +135,52 @@ def test_mapped_filter_matches_the_topics_whose_addresses_the_filter_matches(
         assert matches(mapped, topic) == matches(filter, address.decode())
 
 
+@given(st.lists(rules(), min_size=1, max_size=4), st.data())
+def test_mapped_filter_follows_exactly_the_addresses_of_all_rules(
+    some: list[Rule], data: st.DataObject
+) -> None:
+    apart: list[Rule] = []
+    for rule in some:
+        if not any(rule.address.meets(one.address) or rule.topic.meets(one.topic) for one in apart):
+            apart.append(rule)
+    own = Map(apart)
+    words = some_text(data.draw, data.draw(st.sampled_from(apart)).address).decode().split(".")
+    for at in range(len(words)):
+        words[at] = data.draw(st.sampled_from([words[at], words[at], "*", "#"]))
+    filter = ".".join(words)
+    mapped = own.filter(filter.encode())
+    if mapped is None:
+        return
+    for rule in apart:
+        address = some_text(data.draw, rule.address)
+        topic = own.topic(address)
+        assert topic is not None
+        assert matches(filter, address) == matches(mapped, topic)
+
+
+@pytest.mark.parametrize(
+    ("texts", "filter", "mapped"),
+    [
+        ([("a.{x}", "t.{x}"), ("a.{x}/{y}", "u.{x}.{y}")], "a.*", None),
+        ([("a.{x}", "t.{x}"), ("a.{x}/{y}", "u.{x}.{y}")], "a.b", "t.b"),
+        ([("a.{x}", "t.{x}"), ("a.{x}/{rest...}", "u.{x}.{rest...}")], "a.*", None),
+        ([("a.{x}", "t.{x}"), ("a.{x}/{y}.c", "u.{x}.{y}")], "a.*", "t.*"),
+        ([("{y}.{x}", "t.{x}.{y}"), ("a/b.{x}", "u.{x}")], "*.z", None),
+        ([("a.{x}", "t.{x}"), ("b.{x}/{y}", "u.{x}.{y}")], "a.*", "t.*"),
+        ([("x.{rest...}", "t.{rest...}"), ("x", "u")], "x.#", None),  # the filter matches "x", too
+        ([("x.{rest...}", "t.{rest...}"), ("y", "u")], "x.#", "t.#"),
+        ([("x.{rest...}", "t.{rest...}"), ("y", "t")], "x.#", None),  # and this one the topic of "y"
+        ([("a.{x}", "t.{x}"), ("b.{x}", "t.{x}/y")], "a.*", None),
+    ],
+)
+def test_filter_is_about_one_rule_or_refused(
+    texts: list[tuple[str, str]], filter: str, mapped: str | None
+) -> None:
+    for some in (texts, texts[::-1]):
+        found = Map(Rule(*pair) for pair in some).filter(filter.encode())
+        assert found == (None if mapped is None else mapped.encode())
+
+
 @pytest.mark.parametrize(
     ("address", "topic", "reason"),
     [

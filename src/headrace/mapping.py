@@ -64,6 +64,16 @@ class Pattern:
         self._match = re.compile(
             "".join(word.expression + re.escape(sep) for word, sep in self._pairs()).encode(), re.DOTALL
         ).fullmatch
+        # What is between two dots, as filters see it: there a slash is a character like any other.
+        dotted = [""]
+        for word, sep in self._pairs():
+            dotted[-1] += ".*" if word.rest else word.expression
+            if sep == ".":
+                dotted.append("")
+            else:
+                dotted[-1] += sep
+        self._dotted = [re.compile(expression.encode(), re.DOTALL).fullmatch for expression in dotted]
+        self._open = self.words[-1].rest
 
     def _pairs(self) -> Iterator[tuple[_Word, str]]:
         return zip(self.words, [*self.separators, ""], strict=True)
@@ -89,6 +99,20 @@ class Pattern:
         around = self.separators[max(at - 1, 0) : at + 1]
         return self.words[at] == _Word(name=name, rest=self.words[at].rest) and set(around) <= {"."}
 
+    def followed(self, filter: Sequence[bytes]) -> bool:
+        """Whether a filter, given as its words, matches some text that is like this."""
+        places = _beyond({0}, filter)  # in the filter, to which the words so far can have come
+        for match in self._dotted:
+            places = _beyond(
+                {
+                    at if filter[at] == b"#" else at + 1
+                    for at in places
+                    if at < len(filter) and (filter[at] in (b"*", b"#") or match(filter[at]))
+                },
+                filter,
+            )
+        return bool(places) if self._open else len(filter) in places
+
     def meets(self, other: "Pattern") -> bool:
         """Whether some text is like both."""
         for at, (mine, theirs) in enumerate(zip(self.words, other.words, strict=False)):
@@ -99,6 +123,15 @@ class Pattern:
             if not mine.meets(theirs) or self.separators[at : at + 1] != other.separators[at : at + 1]:
                 return False
         return len(self.words) == len(other.words)
+
+
+def _beyond(places: set[int], filter: Sequence[bytes]) -> set[int]:
+    """These places, and those behind each "#" on which one is: it can be no word."""
+    found = set(places)
+    for at in range(min(found, default=len(filter)), len(filter)):
+        if at in found and filter[at] == b"#":
+            found.add(at + 1)
+    return found
 
 
 def _split(text: str) -> tuple[list[_Word], list[str]]:
@@ -204,8 +237,19 @@ class Map:
         for rule in self.rules:
             values = rule.address.read(filter)
             if values is not None:
-                return rule.topic.write(values) if rule.carries_wildcards(values) else None
+                mapped = rule.topic.write(values) if rule.carries_wildcards(values) else None
+                return None if mapped is None or self._shared(rule, filter, mapped) else mapped
         return None
+
+    def _shared(self, rule: Rule, filter: bytes, mapped: bytes) -> bool:
+        """Whether the filter or what it is mapped to matches something of another rule, too: "a.*" matches "a.b" and
+        "a.b/c", though no address is like both "a.{x}" and "a.{x}/{y}"."""
+        words, topic_words = filter.split(b"."), mapped.split(b".")
+        return any(
+            other.address.followed(words) or other.topic.followed(topic_words)
+            for other in self.rules
+            if other is not rule
+        )
 
     @staticmethod
     def refusal(address: bytes) -> str:
