@@ -1,13 +1,19 @@
 """A zeroctl service whose requests are jobs of an Overhop queue: both sides with their real clients."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from headrace.bus import Bus
 from headrace.clients.overhop import OverhopClient
 from headrace.clients.zeroctl import NotAllowed, RequestRefused, ZeroctlClient
-from tests.gateway.gateways import GatewayProcess
+from headrace.log import Log, LogReader
+from headrace.nodes.durable import ZEROCTL, durable_member
+from headrace.nodes.headers import encode_header, required
+from headrace.wake import CallbackWaker
+from tests.gateway.gateways import PATIENCE, GatewayProcess
 
 CONFIG = """
 [[queues]]
@@ -46,9 +52,10 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def gateway_of(config: Path) -> GatewayProcess:
+def gateway_of(config: Path, *sets: str) -> GatewayProcess:
     return GatewayProcess(
         config.parent / "data",
+        *sets,
         "listen.zeroctl.bind=127.0.0.1:0",
         "log.segment_bytes=16MiB",
         "log.retention_bytes=128MiB",
@@ -112,3 +119,31 @@ def test_who_cannot_be_told_is_told_so(config: Path) -> None:
 
     with gateway_of(config) as gateway:
         asyncio.run(talk(gateway))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_requests_from_before_a_restart_find_the_queues_there(config: Path, loop: str) -> None:
+    path = config.parent / "data" / "log"
+    path.parent.mkdir()
+    log = Log(path, segment_bytes=16 << 20, retention_bytes=128 << 20)
+    bus = Bus(log)
+    durable_member(bus, "service.mail.#", "service:mailer", CallbackWaker(lambda: None))
+    fields = required("asker", "1" * 32, b"early") | {"on-start": "reply.start", "on-finish": "reply.finish"}
+    bus.publish("service.mail.x", b"early", headers=encode_header(fields), protocol=ZEROCTL, answers=True)
+    bus.close()
+    log.close()
+
+    async def work(gateway: GatewayProcess) -> object:
+        async with OverhopClient(gateway.places["overhop"]) as worker, worker.work("mail", credits=1) as jobs:
+            async with asyncio.timeout(PATIENCE):
+                job = await anext(jobs)
+            return job.payload
+
+    with gateway_of(config, f"gateway.loop={loop}") as gateway:
+        assert asyncio.run(work(gateway)) == b"early"
+        with LogReader(path) as reader:
+            (answer,) = [
+                json.loads(record.headers) for record in reader if record.topic_name == b"reply.start"
+            ]
+    assert answer["ack"] == 1
+    assert "no-on-finish" not in answer

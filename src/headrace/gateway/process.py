@@ -266,7 +266,9 @@ class Gateway:
         if self._quic is not None and self._quic.tls is None:
             self._quic.tls = QuicTls(config, self._data)
         self._keys.replace(config.keys)
-        for name, listener in self._listeners.items():
+        # All of them before the first that listens, which may let others run: the node's services serve what is left
+        # of before a restart, and that finds its queues and who tells of finished jobs.
+        for name in self._listeners:
             listen = config.listen.of(name)
             speaker = (
                 QUIC_SPEAKERS[name](bus, config)
@@ -291,11 +293,14 @@ class Gateway:
             )
             self._speakers[name] = speaker
             self._services[name] = service
+        for name, listener in self._listeners.items():
+            service = self._services[name]
             if isinstance(listener, QuicListener):
+                speaker = self._speakers[name]
                 assert isinstance(speaker, FelixSpeaker)
                 listener.start(speaker.felix, service)
                 continue
-            await listener.start(_answering(self._board, service), listen.backlog)
+            await listener.start(_answering(self._board, service), config.listen.of(name).backlog)
         try:
             self._carriers = Carriers(
                 config.carriers, bus, self._node.name, self._node.uuid, self._node.services.filters
