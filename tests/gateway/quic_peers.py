@@ -27,10 +27,13 @@ class Ended(Exception):
 class QuicPeer:
     """A connection to `at`; `async with` makes and ends it."""
 
-    def __init__(self, at: str, engine: str, settings: Settings | None = None, **trust: Any) -> None:
+    def __init__(
+        self, at: str, engine: str, settings: Settings | None = None, host: str = "127.0.0.1", **trust: Any
+    ) -> None:
         self.engine = load_engine(engine)
-        host, _, port = at.rpartition(":")
-        self.place = (host, int(port))
+        self.host = host
+        there, _, port = at.rpartition(":")
+        self.place = (there, int(port))
         self.loop = asyncio.get_running_loop()
         trust.setdefault("verify", False)
         trust.setdefault("server_name", "localhost")
@@ -50,7 +53,7 @@ class QuicPeer:
 
     def _bind(self) -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        sock.bind(("127.0.0.1", 0))
+        sock.bind((self.host, 0))
         self.endpoint = DatagramSocket(sock, self.loop, self._on_datagrams)
 
     def move(self) -> None:

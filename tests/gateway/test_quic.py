@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from headrace.gateway.quic import source_of
+from headrace.quic.datagrams import Batch
 from headrace.quic.engine import Settings
 from headrace.wire import felix as wire
 from tests.gateway.gateways import GatewayProcess
@@ -490,6 +492,65 @@ def test_handshakes_that_nobody_ends_leave_room_for_others_and_end(engine: str, 
     with GatewayProcess(tmp_path, *sets) as gateway:
         asyncio.run(main())
         assert metric(gateway, "headrace_connections_idled_total", protocol="felix") == 2
+
+
+class Stubborn(QuicPeer):
+    """Shows that its address is its own, and then goes no further."""
+
+    def _on_datagrams(self, batch: Batch) -> None:
+        if not self.connection._retry_count:
+            super()._on_datagrams(batch)
+
+
+def test_an_address_that_begins_many_handshakes_keeps_others_out_no_more(engine: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        at = gateway.places["felix"]
+        stubborn = [Stubborn(at, engine) for _ in range(40)]
+        for peer in stubborn:
+            peer.connection.connect(peer.place, peer.loop.time())
+            peer.transmit()
+        while not all(peer.connection._retry_count for peer in stubborn):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(
+            gateway.until, lambda: metric(gateway, "headrace_connections_refused_total", protocol="felix")
+        )
+        assert open_connections(gateway) == 16  # a quarter
+        async with QuicPeer(at, engine, host="127.0.0.2") as other:
+            assert await other.ask(**publish(request_id=1)) == {"type": "publish_ok", "request_id": 1}
+            assert open_connections(gateway) == 17
+        more = [Stubborn(at, engine, host="127.0.0.3") for _ in range(10)]
+        for peer in more:
+            peer.connection.connect(peer.place, peer.loop.time())
+            peer.transmit()
+        while not all(peer.connection._retry_count for peer in more):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(gateway.until, lambda: open_connections(gateway) == 20)  # its share
+        for peer in (*stubborn, *more):
+            await peer.__aexit__()
+
+    sets = (
+        f"quic.engine={engine}",
+        "quic.retry=true",
+        "quic.handshake_timeout=1h",
+        "listen.felix.max_connections=64",
+    )
+    with GatewayProcess(tmp_path, *sets) as gateway:
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::1", True),
+    ],
+)
+def test_a_network_of_ipv6_is_one_source(one: str, other: str, same: bool) -> None:
+    assert (source_of((one, 1)) == source_of((other, 2))) is same
 
 
 def test_larger_datagrams_are_sent_where_both_sides_take_them(tmp_path: Path) -> None:

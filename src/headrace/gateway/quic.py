@@ -9,9 +9,11 @@ log, and delays nobody else.
 
 import asyncio
 import errno
+import ipaddress
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,9 +48,10 @@ from headrace.substream import Substream, count, same_connection
 TICK_SECONDS: Final = 0.25
 # Of max_connections, how many may be in their handshake: at most half, so that whoever floods the port leaves room for
 # others; and a quarter without a proof that their address is their own. Beyond that they are asked for it, as with
-# `quic.retry`.
+# `quic.retry`, and one address has a sixteenth.
 YOUNG_SHARE: Final = 2
 UNPROVEN_SHARE: Final = 4
+ADDRESS_SHARE: Final = 16
 # Error codes that a peer sees; the protocol defines none.
 NO_ERROR: Final = 0
 PROTOCOL_VIOLATION: Final = 1
@@ -158,6 +161,14 @@ def _certifiable(hosts: Sequence[str]) -> list[str]:
     return [host for host in hosts if host not in ("", "0.0.0.0", "::", "localhost")]
 
 
+def source_of(address: NetworkAddress) -> bytes:
+    """Who is behind an address: in IPv6 whoever has one has all of its network's."""
+    found = ipaddress.ip_address(address[0].partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return found.packed[:8]
+
+
 class QuicListener:
     """The Felix listener: its sockets, and all connections on them."""
 
@@ -175,6 +186,7 @@ class QuicListener:
         self._links: dict[bytes, Link] = {}  # by each of their connection ids
         self.links: set[Link] = set()
         self._young: set[Link] = set()  # of these, those whose handshake is not done
+        self._young_from: Counter[bytes] = Counter()  # how many of them, by source, if it is proven
         self._due: list[Substream] = []
         self._dirty: set[Link] = set()
         self._turn_scheduled = False
@@ -323,7 +335,8 @@ class QuicListener:
             return None
         first, retry = header.destination, None
         most = self.service.max_connections
-        needs_token = self._retry or len(self._young) >= max(1, most // UNPROVEN_SHARE)
+        crowded = len(self._young) >= max(1, most // UNPROVEN_SHARE)
+        needs_token = self._retry or crowded
         if header.token:
             try:
                 first, retry = self._tokens.open(header.token, address, first, now), first
@@ -338,12 +351,20 @@ class QuicListener:
         if len(self._young) >= max(1, most // YOUNG_SHARE):
             self._refuse(address, "too many handshakes are under way")
             return None
+        # An address that is not proven is not counted: whoever makes one up would use up its share.
+        source = b"" if retry is None else source_of(address)
+        if crowded and source and self._young_from[source] >= max(1, most // ADDRESS_SHARE):
+            self._refuse(address, "too many handshakes of this address are under way")
+            return None
         assert self.tls is not None
         link = Link(self, endpoint, self.tls.accept(first, retry), address, now)
+        link.source = source
         count(self.service, "opened")
         link.name = f"felix-{self.service.counters()['opened']}"
         self.links.add(link)
         self._young.add(link)
+        if source:
+            self._young_from[source] += 1
         for cid in (header.destination, link.connection.host_cid):
             self.know(cid, link)
         return link
@@ -355,8 +376,14 @@ class QuicListener:
         )
 
     def grown(self, link: "Link") -> None:
-        """A connection's handshake is done."""
-        self._young.discard(link)
+        """A connection's handshake is done, or will never be."""
+        if link not in self._young:
+            return
+        self._young.remove(link)
+        if link.source:
+            self._young_from[link.source] -= 1
+            if not self._young_from[link.source]:
+                del self._young_from[link.source]
 
     def know(self, cid: bytes, link: "Link") -> None:
         self._links[cid] = link
@@ -372,7 +399,7 @@ class QuicListener:
         for cid in list(link.cids):
             self.forget(cid, link)
         self.links.discard(link)
-        self._young.discard(link)
+        self.grown(link)
         self._dirty.discard(link)
         count(self.service, "closed")
         if not self.links:
@@ -451,6 +478,7 @@ class Link:
         self.name = "felix"
         self.protocol = "felix"
         self.cids: set[bytes] = set()
+        self.source = b""  # of its handshake, if it is proven
         self._address = address  # where its datagrams come from
         self._first_address = address  # where it was when it made the handshake
         self._names: list[str] = []  # in its certificate
