@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -64,6 +65,38 @@ def test_a_paused_socket_is_not_read_until_it_goes_on() -> None:
             await asyncio.sleep(0.001)
         assert heard == [b"self"]
         endpoint.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others tell a socket of it later, or never")
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_refusal_is_told_whether_reading_or_sending_hears_of_it(count: int, segments: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        nobody = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        nobody.bind(("127.0.0.1", 0))
+        place = nobody.getsockname()
+        nobody.close()
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.connect(place)
+        heard = loop.create_future()
+        refusals: list[ConnectionRefusedError] = []
+
+        def refused(error: ConnectionRefusedError) -> None:
+            refusals.append(error)
+            if not heard.done():
+                heard.set_result(None)
+            endpoint.close()
+
+        endpoint = DatagramSocket(sock, loop, lambda batch: None, refused)
+        for _ in range(count):
+            endpoint.send([(b"a", place), (b"b", place)] if segments else [(b"a", place)])
+        assert not refusals  # who sends is not interrupted
+        await asyncio.wait_for(heard, 10)
+        await asyncio.sleep(0)
+        assert len(refusals) == 1  # a closed one tells nothing
 
     asyncio.run(main())
 

@@ -99,10 +99,9 @@ class DatagramSocket:
             except (BlockingIOError, InterruptedError):
                 break
             except ConnectionRefusedError as error:
-                if self._on_refused is not None:
-                    self._on_refused(error)
-                    if self._number < 0:
-                        return
+                self._refused(error)
+                if self._number < 0:
+                    return
             except OSError:
                 pass  # news of an earlier datagram that did not get through
             else:
@@ -114,6 +113,10 @@ class DatagramSocket:
                     batch.append((data, size, address))
         if batch:
             self._handle(batch)
+
+    def _refused(self, error: ConnectionRefusedError) -> None:
+        if self._on_refused is not None and self._number >= 0:
+            self._on_refused(error)
 
     def send(self, datagrams: Sequence[tuple[bytes, Any]]) -> int:
         """Sends these, or keeps them until the socket has room; the number of bytes."""
@@ -165,6 +168,9 @@ class DatagramSocket:
                 self.socket.sendto(data, address)
         except (BlockingIOError, InterruptedError):
             return False
+        except ConnectionRefusedError as error:
+            # Of an earlier datagram: the system tells it once, so reading hears of it no more. Who sends is told later.
+            self._loop.call_soon(self._refused, error)
         except OSError as error:
             if segment and error.errno in (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.EMSGSIZE):
                 # This path does not take them together.
