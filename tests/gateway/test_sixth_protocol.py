@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib.util
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +26,7 @@ from headrace.config.schema import dev_key
 from headrace.log import Log, LogReader
 from headrace.sessions.rights import Keyring
 from tests.conftest import SOAK
-from tests.gateway.gateways import PATIENCE, GatewayProcess
+from tests.gateway.gateways import MAIN, PATIENCE, GatewayProcess
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sixth-protocol.md").read_text("utf-8")
@@ -203,8 +205,8 @@ def started(tmp_path: Path) -> Callable[[], GatewayProcess]:
     return lambda: GatewayProcess(tmp_path / "data", main=main)
 
 
-def dial(gateway: GatewayProcess) -> socket.socket:
-    host, _, port = gateway.places["relink"].rpartition(":")
+def dial(gateway: GatewayProcess, name: str = "relink") -> socket.socket:
+    host, _, port = gateway.places[name].rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     connection.sendall(b"KEY dev-key\n")
     assert heard(connection, 3) == b"OK\n"
@@ -258,6 +260,68 @@ def test_what_was_confirmed_survives_a_kill_and_is_a_row_of_the_drop(
         assert gateway.ended() == 0
     rows = pq.ParquetDataset(tmp_path / "data" / "drop").read().to_pylist()
     assert [(row["topic"], row["payload"]) for row in rows] == [("kept", b"%d" % n) for n in range(100)]
+
+
+# --- with a name of its own ---------------------------------------------------------------------------------------
+
+
+def changes() -> Iterator[tuple[str, str, str]]:
+    """What the page has changed: the file, what was there, and what is there then."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    for path, hunks in re.findall(r"^--- (\S+)\n((?:[-+@ ](?!--).*\n|\+\n)*)", diff, re.MULTILINE):
+        for hunk in hunks.split("@@\n")[1:]:
+            lines = hunk.splitlines(keepends=True)
+            yield path, *("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources with Lines among the protocols."""
+    root = tmp_path_factory.mktemp("named")
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    load(root / "src" / "headrace" / "sessions")
+    for path, before, after in changes():
+        text = (root / path).read_text("utf-8")
+        assert text.count(before) == 1, before
+        (root / path).write_text(text.replace(before, after), "utf-8")
+    return root / "src"
+
+
+def test_with_a_name_of_its_own_it_is_a_listener_like_the_others(named: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    environ = {"PYTHONPATH": os.pathsep.join([str(named), *filter(None, sys.path)])}
+    with GatewayProcess(data, "listen.lines.bind=127.0.0.1:0", environ=environ) as gateway:
+        with dial(gateway, "lines") as connection:
+            connection.sendall(b"PUT named.lines 3\nyes")
+            assert heard(connection, 5) == b"OK 0\n"
+            metrics = gateway.get("/metrics")[1]
+        assert 'headrace_connections{protocol="lines"} 1' in metrics
+        assert 'headrace_session_events_total{event="published",protocol="lines"} 1' in metrics
+        assert gateway.stop() == 0
+    rows = pq.ParquetDataset(data / "drop").read().to_pylist()
+    assert [(row["topic"], row["payload"], row["protocol"]) for row in rows] == [
+        ("named.lines", b"yes", "headrace")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["config", "map", "lines", "a.b.c"], "lines    a.b.c\n"),
+        (["config", "map", "blipmq", "two words"], "lines    -\n"),
+        (["config", "default"], "[listen.lines]\n"),
+    ],
+)
+def test_with_a_name_of_its_own_the_configuration_knows_it(named: Path, words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(named), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said in done.stdout
 
 
 def test_the_code_of_the_page_is_typed(tmp_path: Path) -> None:
