@@ -54,6 +54,10 @@ Nothing is missed means: of what was *confirmed*, from when the subscription was
 allowed; after that it is on its dead-letter topic. A message is *safe* when `log.sync` says so; with `always`, the
 default, it is on the disk.
 
+A message that is larger than a subscriber's protocol takes is accepted from its publisher all the same, and confirmed.
+It is not offered to that subscriber, counted there (`too_large`), and goes to the dead letters if it was to be
+acknowledged; see [Largest payloads](#largest-payloads).
+
 A publisher that did not hear the acknowledgement, because its connection was lost, sends again; then the message may be
 in the log twice, and both come. Relink's links know what they have, so there it is not.
 """
