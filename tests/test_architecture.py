@@ -85,7 +85,6 @@ CONSTANTS = [
     ("9a", datagrams.MOST_WAITING),
     ("9a", datagrams.MOST_SEGMENTS),
     ("9a", datagrams.MOST_BYTES),
-    ("10a", mqtt.READ_AHEAD_MESSAGES),
     ("10a", mqtt.READ_AHEAD_BYTES),
     ("11", carrier.BATCH),
     ("12", services.MOST_OWED),
