@@ -196,6 +196,31 @@ def test_deliveries_are_committed_when_consumed_and_dead_when_rejected(tmp_path:
     run("asyncio", main)
 
 
+def test_outcomes_of_transactions_that_a_reconnection_came_between_are_told_one_by_one(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with RelinkBroker(tmp_path) as broker, tx(broker.address) as link:
+            got = []
+            for payload in (b"good", b"bad"):
+                broker.bus.publish("demo-tx.out.1", payload)
+                got.append(await link.receive())
+            await broker.cut()
+            await until(lambda: not link.connected)
+            link.consumed(got[0])  # which the listener is not told
+            while not link.connected:
+                await asyncio.sleep(0)
+            link.rejected(got[1])  # before the listener can have asked how either of them ended
+            await until(lambda: broker.count("dead") > 0)
+            broker.bus.publish("demo-tx.out.1", b"next")
+            link.consumed(await link.receive())
+            await link.ping()
+            assert [one.payload for one in broker.published("dead.#")] == [b"bad"]
+            assert (broker.count("violations"), link.reconnects) == (0, 1)
+
+    run("asyncio", main)
+
+
 def test_endpoint_without_transactions_has_none(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

@@ -80,7 +80,8 @@ class Receiving:
     consumed: int = 0
     told_consumed: int = 0
     resolved: int = 0  # transactions: committed or rolled back, by the listener
-    answered: int = 0  # and answered by us
+    asked: int = 0  # and its outcome asked for, on this connection
+    answered: int = 0  # and known to us
     held: deque[Message] = field(default_factory=deque)  # not committed yet
     commits: deque[int] = field(default_factory=deque)  # ends of those that are not answered
     refused: set[int] = field(default_factory=set)  # numbers that the caller rejected
@@ -130,6 +131,7 @@ class Link:
             self.ready = True
             return False
         for channel in self.ins.values():
+            channel.asked = 0
             if channel.received:
                 self._ack(AckType.RECEIVED, channel, channel.received)
                 channel.told = channel.received
@@ -305,10 +307,12 @@ class Link:
                 self._consume(channel, message.number)
         channel.resolved = upto
         if type is OperationType.COMMIT:
+            channel.asked = upto
             channel.commits.append(upto)
             self._answer(channel)
 
     def _answer_again(self, channel: Receiving, upto: int) -> None:
+        channel.asked = max(channel.asked, upto)
         if upto > channel.answered:
             return  # it will be, when the caller is done with it
         for end, committed in channel.outcomes:
@@ -317,14 +321,16 @@ class Link:
                 return
 
     def _answer(self, channel: Receiving) -> None:
-        """Answers the commits all of whose messages the caller is done with."""
+        """Answers the commits all of whose messages the caller is done with. Those of an earlier connection wait until
+        the listener asks again: an answer holds for all that it has none for, which may be more than this commit."""
         while channel.commits and channel.consumed >= channel.commits[0]:
             end = channel.commits.popleft()
             refused = {number for number in channel.refused if number < end}
             channel.refused -= refused
             channel.answered = end
             channel.outcomes.append((end, not refused))
-            self._put_outcome(channel, end, not refused)
+            if end <= channel.asked:
+                self._put_outcome(channel, end, not refused)
 
     def _put_outcome(self, channel: Receiving, upto: int, committed: bool) -> None:
         type = AckType.COMMITTED if committed else AckType.UNCOMMITTED
