@@ -12,6 +12,8 @@ from headrace.clients.protocols import CLIENTS
 from tests.gateway.gateways import GatewayProcess
 
 PROTOCOLS: Final = tuple(sorted(CLIENTS))
+RELINK_TX: Final = "relink-tx"  # Relink with every message in a transaction
+ENDS: Final = (*PROTOCOLS, RELINK_TX)
 CHANNEL: Final = 7
 TIMEOUT: Final = 30.0
 
@@ -30,6 +32,8 @@ def publish_address(publisher: str, subscriber: str) -> str:
             return f"overhop-{subscriber}"
         case "relink":
             return f"from-{subscriber}/{CHANNEL}"
+        case "relink-tx":
+            return f"tx-from-{subscriber}/{CHANNEL}?transactions=connector"
         case "felix":
             return topic.replace(".", "/")
         case _:
@@ -43,6 +47,8 @@ def subscribe_address(publisher: str, subscriber: str) -> str:
             return f"{publisher}-overhop"
         case "relink":
             return f"to-{publisher}/0"
+        case "relink-tx":
+            return f"tx-to-{publisher}/0?transactions=listener"
         case "felix":
             return topic.replace(".", "/")
         case _:
@@ -52,13 +58,16 @@ def subscribe_address(publisher: str, subscriber: str) -> str:
 def config_text() -> str:
     """Queues and endpoints for every pair that needs one."""
     lines: list[str] = []
-    for other in PROTOCOLS:
+    for other in ENDS:
         lines += ["[[queues]]", f'name = "{other}-overhop"', f'filter = "{topic_of(other, "overhop")}"']
         if other != "overhop":
             lines += ["[[queues]]", f'name = "overhop-{other}"']
-        publish = topic_of("relink", other).replace(str(CHANNEL), "{channel}")
-        lines += ["[[endpoints]]", f'name = "from-{other}"', f'publish = "{publish}"']
-        lines += ["[[endpoints]]", f'name = "to-{other}"', f'deliver = "{topic_of(other, "relink")}"']
+        for end, prefix, transactions in (("relink", "", "false"), (RELINK_TX, "tx-", "true")):
+            publish = topic_of(end, other).replace(str(CHANNEL), "{channel}")
+            lines += ["[[endpoints]]", f'name = "{prefix}from-{other}"', f'publish = "{publish}"']
+            lines += [f"connector_transactions = {transactions}"]
+            lines += ["[[endpoints]]", f'name = "{prefix}to-{other}"', f'deliver = "{topic_of(other, end)}"']
+            lines += [f"listener_transactions = {transactions}"]
     return "\n".join(lines) + "\n"
 
 
