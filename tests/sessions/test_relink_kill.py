@@ -101,6 +101,7 @@ def test_links_resume_and_every_message_is_there_once_after_kills(tmp_path: Path
                 while (
                     len(traffic.committed) < before[0] + 3
                     or sum(map(len, traffic.got.values())) < before[1] + 30
+                    or not all(link.connected for link in traffic.links)
                 ):
                     await asyncio.sleep(0.005)
                     assert not any(task.done() for task in sending + receiving)
