@@ -559,9 +559,13 @@ cdef Segment* new_segment(State* st, uint64_t number, int fd, uint64_t size) noe
     return segment
 
 
-cdef size_t wanted_piece(State* st) noexcept nogil:
-    """What segments should be prepared in. A sync that covers little would write a large piece each time."""
-    return HR_LARGE_PIECE if hr_load_acquire(&st.usual_sync) >= st.large_sync else HR_SMALL_PIECE
+cdef size_t wanted_piece(State* st, size_t piece) noexcept nogil:
+    """What a segment should be prepared in that was prepared in such pieces before. A sync that covers little would write a
+    large piece each time; where syncs are neither, all stays as it is."""
+    cdef uint64_t usual = hr_load_acquire(&st.usual_sync)
+    if usual >= st.large_sync:
+        return HR_LARGE_PIECE
+    return HR_SMALL_PIECE if usual < st.large_sync >> 2 else piece
 
 
 cdef Segment* create_segment(State* st, uint64_t number, int* error) noexcept nogil:
@@ -633,9 +637,9 @@ cdef Segment* recycle_segment(State* st, Segment* segment, uint64_t number) noex
     cdef char path[PATH_ROOM]
     cdef char temporary[PATH_ROOM]
     cdef char* fresh = path
-    cdef size_t piece = wanted_piece(st)
-    # Only where there is time for it: the pool wants this one and no other.
-    cdef bint remade = segment.piece != piece and hr_load_int(&st.pool_count) >= st.pool_target - 1
+    cdef size_t piece = wanted_piece(st, segment.piece)
+    # That takes about as long as to make small pieces writable again that were synced, and is done once.
+    cdef bint remade = segment.piece != piece
     cdef int fd = -1
     segment_path(st, segment.number, old)
     segment_path(st, number, path)
