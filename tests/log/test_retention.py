@@ -118,6 +118,34 @@ def test_segments_are_remade_where_syncs_become_large_and_again_where_they_becom
     assert verify(directory).problems == []
 
 
+def test_segments_are_remade_when_their_turn_comes_also_while_many_are_wanted(open_log: OpenLog) -> None:
+    segment = 1 << 20
+    log = open_log(
+        sync="interval:1",
+        segment_bytes=segment,
+        pool_segments=8,
+        retention_bytes=24 * segment,
+        large_sync=1000,
+    )
+    topic = log.topic("a")
+    payloads = bytes(8_000_000)
+
+    def all_remade() -> bool:
+        log.append_many(topic, payloads, 1000)  # takes the whole pool
+        log.on_event()
+        return bool(log.stats()["prepared_remade"] >= 24)
+
+    eventually(all_remade)
+    # Each of them once, but for those that came before syncs were known to be large.
+    assert log.stats()["prepared_recycled"] <= 3 * 24
+    appended = log.appended
+    log.close()
+    log = open_log(segment_bytes=segment, pool_segments=8, retention_bytes=24 * segment)
+    assert (log.recovery.cut_bytes, log.recovery.damage) == (0, ())
+    assert log.appended == appended
+    assert [record.offset for record in log.reader()] == list(range(log.first, appended))
+
+
 def test_retention_can_be_changed_while_running(directory: Path, open_log: OpenLog) -> None:
     log = open_log(sync="none", retention_bytes=20 * SEGMENT)
     append_many(log, log.topic("a"), bytes(2000 * 1000), 1000)
