@@ -38,6 +38,7 @@ class Rollup:
         self._heard = heard
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._took = asyncio.Event()
+        self._ended = False
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -64,6 +65,8 @@ class Rollup:
                 self.batches.append(line)
                 self._heard(line)
                 self._took.set()
+        self._ended = True
+        self._took.set()
 
     async def ended(self) -> None:
         """Raises what is wrong, if it ends."""
@@ -72,10 +75,10 @@ class Rollup:
         raise RollupFailed("\n  ".join([f"the rollup ended with {code}; its last lines:", *self._last]))
 
     async def take(self, messages: int) -> None:
-        """Waits until it has taken so many, or for as long as that may take."""
+        """Waits until it has taken so many, or for as long as that may take, or until it has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKE_SECONDS):
-                while self.messages < messages and not self._reading.done():
+                while self.messages < messages and not self._ended:
                     self._took.clear()
                     await self._took.wait()
 
